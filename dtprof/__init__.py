@@ -1,0 +1,38 @@
+"""dtprof: profiling and diagnostics for distributed PyTorch training.
+
+    with dtprof.profile("runs/a") as prof:
+        for batch in dtprof.loader(batches):
+            with dtprof.annotate("forward"):
+                ...
+            prof.step()
+
+    run = dtprof.open_run("runs/a")
+
+Importing this package loads neither torch nor pandas; names are resolved on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["annotate", "open_run", "profile", "step"]
+
+_HOME = {"profile": "session", "step": "session", "annotate": "session", "open_run": "ingest"}
+
+if TYPE_CHECKING:
+    from dtprof.ingest import open_run as open_run
+    from dtprof.session import annotate as annotate
+    from dtprof.session import profile as profile
+    from dtprof.session import step as step
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"dtprof.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'dtprof' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

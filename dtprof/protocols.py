@@ -1,0 +1,108 @@
+"""The whole extension contract: what a collector, reader, analysis, rule, exporter or command must be.
+
+Third parties announce theirs through the entry-point groups ``dtprof.collectors``, ``.readers``, ``.analyses``,
+``.rules``, ``.exporters`` and ``.commands``. Nothing here imports anything heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from dtprof.findings import Finding
+    from dtprof.run import Run
+    from dtprof.table import Table
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a collector is told when it starts: its rank, where it may write, and the steps that are captured."""
+
+    rank: int
+    world_size: int
+    folder: Path
+    capture: tuple[int, int]
+    options: Mapping[str, Any]
+
+
+@runtime_checkable
+class Collector(Protocol):
+    """Both halves of one source of data.
+
+    In the job: ``start``, then ``on_step`` after every step, then ``stop``. Whatever these raise is caught, logged
+    once and noted in the manifest, and the collector is switched off. They may write below ``context.folder`` only.
+    At ingest: ``tables`` reads that folder back; it must accept what a killed job left.
+    """
+
+    name: str
+
+    def start(self, context: Context) -> None:
+        """Begin; the process group may or may not exist yet."""
+
+    def on_step(self, step: int) -> None:
+        """Step ``step`` has just ended."""
+
+    def stop(self) -> None:
+        """Finish and close files."""
+
+    def tables(self, folder: Path) -> Mapping[str, Table]:
+        """The tables that this collector's raw files in ``folder`` give; problems go into a ``quality`` table."""
+
+
+class Reader(Protocol):
+    """A trace format."""
+
+    name: str
+
+    def sniff(self, path: Path) -> bool:
+        """Is this file or folder of the format? Decides on content, never raises."""
+
+    def read(self, path: Path, options: Mapping[str, Any]) -> Run:
+        """Open it; raises InputError where nothing can be read."""
+
+
+class Lens(Protocol):
+    """What an analysis or a rule may look at: the run, and the results of other analyses, each computed once."""
+
+    run: Run
+
+    def result(self, name: str) -> Any:
+        """The result of analysis ``name``; KeyError lists the known ones."""
+
+
+Analysis = Callable[["Lens"], Any]
+
+
+class Rule(Protocol):
+    """One piece of knowledge: looks at results, yields findings, and abstains where it cannot tell."""
+
+    id: str
+
+    def find(self, study: Lens) -> Iterable[Finding]:
+        """The findings, with evidence and price; none when nothing is wrong or nothing can be told."""
+
+
+class Exporter(Protocol):
+    """Writes a run in another tool's format."""
+
+    name: str
+
+    def export(self, run: Run, folder: Path) -> list[Path]:
+        """Write below ``folder`` and return the files."""
+
+
+class Command(Protocol):
+    """A verb of the command line."""
+
+    name: str
+    summary: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the verb's arguments; ``--json`` and ``--help`` are there already."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it and return the exit code; raise DtprofError for user errors."""
