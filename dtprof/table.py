@@ -227,8 +227,14 @@ def _array(column: Column, data: Any) -> Array:
             out[i] = None if value is None else tuple(value)
         return out
     if column.kind == "enum" and not (isinstance(data, np.ndarray) and data.dtype.kind in "iu"):
-        data = [v if isinstance(v, int) else -1 if v is None else column.values.index(v) for v in data]
+        data = [v if isinstance(v, int) else -1 if v is None else _code(column, v) for v in data]
     return np.asarray(data, DTYPES[column.kind])
+
+
+def _code(column: Column, value: str) -> int:
+    if value not in column.values:
+        raise ValueError(f"column {column.name} cannot be {value!r}; it is one of {', '.join(column.values)}")
+    return column.values.index(value)
 
 
 def _from_arrow(column: Column, chunked: pa.ChunkedArray) -> ColumnData:

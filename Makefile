@@ -1,0 +1,80 @@
+# Every target that needs the environment depends on `setup`, so a fresh clone needs no other command first.
+PYTHON ?= python3.11
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+PYTEST := $(PY) -m pytest
+DEMO := runs/demo
+JOBS ?= 2
+SCANNER := dtprof/ingest/kineto/_scan.c
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow test-browser lint bench gpu-check clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready $(VENV)/.hta $(VENV)/.scanner ## make .venv, install dtprof and its tools, build the C scanner
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt setuptools wheel
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[torch,nvidia,dev]'
+	touch $@
+
+# Holistic Trace Analysis is a second opinion that the tests compare with. It is installed without its notebook
+# server, which is most of its size; where it does not install, the tests that need it say so and are skipped.
+$(VENV)/.hta: constraints.txt | $(VENV)/.ready
+	( $(PIP) install --quiet --constraint constraints.txt pandas plotly networkx pydot psutil PyYAML \
+	  && $(PIP) install --quiet --constraint constraints.txt --no-deps HolisticTraceAnalysis ) \
+	|| echo 'setup: Holistic Trace Analysis did not install; the comparisons with it will be skipped'
+	touch $@
+
+# Without a C compiler the package reads traces in Python, about five times slower.
+$(VENV)/.scanner: $(wildcard $(SCANNER)) | $(VENV)/.ready
+	$(PY) -c 'from setuptools import setup; setup()' --quiet build_ext --inplace
+	@$(PY) -c 'import dtprof.ingest.kineto._scan' 2>/dev/null \
+	|| echo 'setup: no C scanner was built (is there a C compiler?); the Python scanner is used'
+	touch $@
+
+demo: setup ## two-rank DDP job with a planted slow rank: verdict, report.html
+	rm -rf $(DEMO)
+	$(VENV)/bin/dtprof job ddp --ranks 2 --inject slow_rank=1:20ms --out $(DEMO)
+	$(VENV)/bin/dtprof report $(DEMO) --html $(DEMO)/report.html > $(DEMO)/report.txt
+	@echo
+	@echo 'The run is in          $(DEMO)   (manifest.json, part00000, part00001, tables)'
+	@echo 'The report is in       $(DEMO)/report.html and $(DEMO)/report.txt'
+	@echo 'Try next:'
+	@echo '  $(VENV)/bin/dtprof report $(DEMO)                     the whole report in the terminal'
+	@echo '  $(VENV)/bin/dtprof job ddp --ranks 2 --out runs/calm  the same job without the fault'
+	@echo '  $(VENV)/bin/dtprof report FOLDER_OF_TRACES            traces that you already have'
+	@echo '  $(VENV)/bin/dtprof plugins                            what is installed'
+
+test: setup ## unit, contract, documentation and job tests (minutes)
+	$(PYTEST) -m 'not slow and not browser and not gpu' -n $(JOBS) --dist loadgroup $(ARGS)
+
+test-slow: setup ## the long ones: mutation by the thousand, repeated jobs
+	$(PYTEST) -m slow $(ARGS) || test $$? -eq 5
+
+test-browser: setup ## pages in a real browser (needs Chromium)
+	$(PYTEST) -m browser $(ARGS) || test $$? -eq 5
+
+lint: setup ## ruff, mypy --strict, import contracts
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+
+bench: setup ## benchmarks, each as a table
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) $$file || exit 1; done
+
+gpu-check: setup ## what needs a CUDA device: the gpu tests and a short NCCL job
+	@$(PY) -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "gpu-check: no CUDA device; nothing was exercised")'
+	$(PYTEST) -m gpu $(ARGS); code=$$?; test $$code -eq 0 -o $$code -eq 5
+	rm -rf runs/gpu-check
+	$(VENV)/bin/dtprof job ddp --ranks $$($(PY) -c 'import torch; print(min(torch.cuda.device_count(), 2))') --out runs/gpu-check
+	$(VENV)/bin/dtprof report runs/gpu-check --json | $(PY) tests/gpu_summary.py
+
+clean: ## remove what was built and run; keeps .venv
+	rm -rf build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find dtprof collectors dashboards sample_jobs tests -name __pycache__ -prune -exec rm -rf {} +
