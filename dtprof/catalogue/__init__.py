@@ -1,0 +1,1 @@
+"""Facts and formulas that several stages share: collective conventions, kernel classes, hardware."""

@@ -1,0 +1,121 @@
+"""Steps and phases of a Kineto file, from its ranges."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtprof.ingest.kineto.spans import Codes, Rows, kind_code
+from dtprof.ingest.nesting import inside
+from dtprof.intervals import Ints
+from dtprof.schema import MISSING32, PHASES
+from dtprof.table import Strings, Table
+
+_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+# a step range shorter than this share of the median is the stub that a profiler leaves when the loop ends
+_STUB_SHARE = 0.1
+_PHASE_NAMES = (
+    ("data", re.compile(r"^data$|^enumerate\(DataLoader\)|load_batch|wait_for_batch|copy_batch|next_batch|^dataloader", re.I)),
+    ("forward", re.compile(r"^forward$|^#+ ?forward ?#+$|^DistributedDataParallel\.forward$|^forward[ _-]?(?:pass|step)$", re.I)),
+    ("backward", re.compile(r"^backward$|^#+ ?backward ?#+$|^backward[ _-]?(?:pass|step)$", re.I)),
+    ("optimizer", re.compile(r"^optimizer$|^#+ ?optimizer ?#+$|^Optimizer\.step#|^optimizer[ _.-]?step$", re.I)),
+    ("checkpoint", re.compile(r"^checkpoint$|^#+ ?checkpoint ?#+$|save_checkpoint", re.I)),
+    ("evaluation", re.compile(r"^eval(?:uation)?$|^validation$|^#+ ?eval(?:uation)? ?#+$", re.I)),
+)  # fmt: skip
+
+
+def phase_of(name: str) -> str | None:
+    """Phase that a range name means, None where it means none."""
+    base = name.split("#", 1)[0] if name[:1] != "#" and not name.startswith("Optimizer.step#") else name
+    for phase, pattern in _PHASE_NAMES:
+        if pattern.search(base):
+            return phase
+    return None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Host steps in time order."""
+
+    number: NDArray[np.int32]
+    start: Ints
+    end: Ints
+    complete: NDArray[np.bool_]
+
+    def table(self) -> Table:
+        """The steps table, host half."""
+        if len(self.number) == 0:
+            return Table.empty("steps")
+        count = len(self.number)
+        return Table.of(
+            "steps",
+            step=self.number,
+            host_ts=self.start,
+            host_dur=self.end - self.start,
+            complete=self.complete,
+            kind=["train"] * count,
+            marked=["marked"] * count,
+            captured=np.ones(count, bool),
+        )
+
+
+def steps(name: Strings, kind: Codes, lane_device: Rows, lane: Rows, ts: Ints, dur: Ints) -> Steps:
+    """Host steps from ``ProfilerStep#N`` ranges (old files have them as operators); a stub left at the end is incomplete."""
+    number = np.array([int(m.group(1)) if (m := _STEP.match(n)) else -1 for n in name.values] + [-1], np.int64)
+    marks = number[name.codes]
+    rows = np.flatnonzero((marks >= 0) & (lane_device[lane] < 0) & np.isin(kind, [kind_code("range"), kind_code("cpu_op")]))
+    durations = dur[rows]
+    complete = np.ones(len(rows), bool)
+    if len(rows) > 1:
+        complete[-1] = bool(durations[-1] >= _STUB_SHARE * np.median(durations[:-1]))
+    return Steps(marks[rows].astype(np.int32), ts[rows], ts[rows] + durations, complete)
+
+
+def step_tags(found: Steps, ts: Ints, kind: Codes, launch: Rows, device_event: NDArray[np.bool_]) -> Rows:
+    """Step of every event: host events by their start, device events by their launch; MISSING32 where none."""
+    out = np.full(len(ts), MISSING32, np.int32)
+    if len(found.number) == 0:
+        return out
+    when = ts.copy()
+    launched = device_event & (launch >= 0)
+    when[launched] = ts[launch[launched]]
+    at = inside(found.start, found.end, when)
+    hit = (at >= 0) & (~device_event | launched)
+    out[hit] = found.number[at[hit]]
+    return out
+
+
+def phase_ranges(name: Strings, kind: Codes, host: NDArray[np.bool_]) -> dict[str, Rows]:
+    """Rows of the outermost ranges of each phase, in time order."""
+    codes = {p: i for i, p in enumerate(PHASES)}
+    lut = np.array([codes.get(phase_of(n) or "", -1) for n in name.values] + [-1], np.int8)
+    ranged = np.flatnonzero((kind == kind_code("range")) & host & (lut[name.codes] >= 0))
+    of = lut[name.codes[ranged]]
+    return {p: ranged[of == codes[p]].astype(np.int32) for p in PHASES if np.any(of == codes[p])}
+
+
+def outermost(rows: Rows, ts: Ints, dur: Ints) -> Rows:
+    """Those of ``rows`` (in time order) that do not start inside an earlier one."""
+    if len(rows) == 0:
+        return rows
+    reach = np.maximum.accumulate(ts[rows] + dur[rows])
+    keep = np.concatenate([[True], ts[rows][1:] >= reach[:-1]])
+    return rows[keep]
+
+
+def phase_tags(
+    ranges: dict[str, Rows], ts: Ints, dur: Ints, launch: Rows, device_event: NDArray[np.bool_]
+) -> NDArray[np.int8]:
+    """Phase of every event by time (all threads of the process), device events by their launch; -1 where none."""
+    out = np.full(len(ts), -1, np.int8)
+    when = ts.copy()
+    launched = device_event & (launch >= 0)
+    when[launched] = ts[launch[launched]]
+    for phase, rows in ranges.items():
+        top = outermost(rows, ts, dur)
+        hit = inside(ts[top], ts[top] + dur[top], when) >= 0
+        out[hit & (~device_event | launched) & (out < 0)] = PHASES.index(phase)
+    return out
