@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -18,15 +18,42 @@ if TYPE_CHECKING:
     from dtprof.table import Table
 
 
+@dataclass
+class Status:
+    """What a collector tells the session while it runs.
+
+    ``tracing``: operators are being recorded now. ``facts`` and ``missing`` (sentences) go into part.json; set ``changed``
+    to have it written at the next step. ``own_ns``: time that the collector took outside its three hooks.
+    """
+
+    tracing: bool = False
+    changed: bool = False
+    own_ns: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    def miss(self, what: str) -> None:
+        """Note something that will be missing, once."""
+        if what not in self.missing:
+            self.missing.append(what)
+            self.changed = True
+
+
 @dataclass(frozen=True)
 class Context:
-    """What a collector is told when it starts: its rank, where it may write, and the steps that are captured."""
+    """What a collector is told when it starts: its rank, where it may write, and the steps that are captured.
+
+    ``capture`` is (first, end): steps first to end - 1; both are -1 where nothing is captured. ``first_step`` is the
+    number of the step that begins now. ``options`` are this collector's own.
+    """
 
     rank: int
     world_size: int
     folder: Path
     capture: tuple[int, int]
     options: Mapping[str, Any]
+    first_step: int = 0
+    status: Status = field(default_factory=Status)
 
 
 @runtime_checkable
