@@ -10,7 +10,8 @@ from dtprof.schema import SCHEMA_VERSION, TABLES, Column, TableSpec
 PAGE = Path(__file__).with_name("tables.md")
 INTRO = f"""# The tables
 
-Schema version {SCHEMA_VERSION}. This page is made from `dtprof/schema.py` by `docs/make_tables.py`; a test fails when it is stale.
+Schema version {SCHEMA_VERSION}. This page is made from `dtprof/schema.py` by `docs/make_tables.py`; a test fails when it is
+stale.
 
 Times are int64 nanoseconds on the Unix clock and durations are int64 nanoseconds: never float, never rounded.
 A value that is not known is missing, never 0. In memory, missing is the smallest integer of the column's size, NaN, the
