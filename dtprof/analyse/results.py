@@ -30,7 +30,7 @@ class StepAccount:
     accounting: dict[str, int]
     comm_hidden_ns: int
     copy_hidden_ns: int
-    recompute_ns: int
+    recompute_ns: int | None
     kind: str = "train"
     marked: str = "marked"
 

@@ -132,7 +132,6 @@ def _overrunning(raw: RawTrace, kind: NDArray[np.int8], order: Ints) -> list[int
     for key in np.unique(stream).tolist():
         mine = rows[stream == key]
         start, end = raw.ts[mine], raw.ts[mine] + raw.dur[mine]
-        swallowed = np.searchsorted(end, end) * 0
         swallowed = np.searchsorted(start, end, "left") - np.arange(len(mine)) - 1
         suspects = np.flatnonzero(swallowed >= _SWALLOWED)
         if len(suspects) == 0 or len(suspects) > max(1, len(mine) // 100):
@@ -347,6 +346,8 @@ def _identity(raw: RawTrace, source: str, events: Events) -> Part:
     pids = np.unique(events.lanes.process[events.lanes.process > 0])
     part.pid = int(pids[0]) if len(pids) == 1 else None
     part.device = _device_name(raw, events)
+    if len(events.ts):
+        part.extra = {"first_ns": int(events.ts[0]), "last_ns": int((events.ts + events.dur).max())}
     return part
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dtprof.ingest.kineto.spans import Codes, Rows, kind_code
 from dtprof.ingest.nesting import inside
+from dtprof.ingest.phases import phase_of
 from dtprof.intervals import Ints
 from dtprof.schema import MISSING32, PHASES
 from dtprof.table import Strings, Table
@@ -17,25 +18,6 @@ from dtprof.table import Strings, Table
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 # a step range shorter than this share of the median is the stub that a profiler leaves when the loop ends
 _STUB_SHARE = 0.1
-_PHASE_NAMES = (
-    ("data", re.compile(r"^data$|^enumerate\(DataLoader\)|load_batch|wait_for_batch|copy_batch|next_batch|^dataloader", re.I)),
-    ("forward", re.compile(r"^forward$|^#+ ?forward ?#+$|^DistributedDataParallel\.forward$|^forward[ _-]?(?:pass|step)$", re.I)),
-    ("backward", re.compile(r"^backward$|^#+ ?backward ?#+$|^backward[ _-]?(?:pass|step)$", re.I)),
-    ("optimizer", re.compile(r"^optimizer$|^#+ ?optimizer ?#+$|^Optimizer\.step#|^optimizer[ _.-]?step$", re.I)),
-    ("checkpoint", re.compile(r"^checkpoint$|^#+ ?checkpoint ?#+$|save_checkpoint", re.I)),
-    ("evaluation", re.compile(r"^eval(?:uation)?$|^validation$|^#+ ?eval(?:uation)? ?#+$", re.I)),
-)  # fmt: skip
-
-
-def phase_of(name: str) -> str | None:
-    """Phase that a range name means, None where it means none."""
-    base = name.split("#", 1)[0] if name[:1] != "#" and not name.startswith("Optimizer.step#") else name
-    for phase, pattern in _PHASE_NAMES:
-        if pattern.search(base):
-            return phase
-    return None
-
-
 @dataclass(frozen=True)
 class Steps:
     """Host steps in time order."""

@@ -1,0 +1,162 @@
+"""What one part does when: covers of compute, copies and communication on device and host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtprof import intervals
+from dtprof.intervals import Cover, Ints
+from dtprof.run import Run
+from dtprof.schema import DEVICE_KINDS, MISSING32, PHASES, ROLES
+from dtprof.table import Table
+
+# host operators that hand work to a communication backend; their time is no computing
+_ENQUEUE = ("c10d::", "record_param_comms", "_c10d_functional::")
+
+
+@dataclass
+class PartView:
+    """Events of one part with the selections that several analyses share; all arrays are in event order."""
+
+    run: Run
+    part: int
+
+    @cached_property
+    def events(self) -> Table:
+        """The events."""
+        return self.run.table("events", self.part)
+
+    @cached_property
+    def end(self) -> Ints:
+        """Ends of the events."""
+        return np.asarray(self.events["ts"] + self.events["dur"])
+
+    @cached_property
+    def lanes(self) -> Table:
+        """The lanes."""
+        return self.run.table("lanes", self.part)
+
+    @cached_property
+    def lane_device(self) -> NDArray[np.int32]:
+        """Device of every event's lane; -1 is the host."""
+        return self._by_lane("device", -1)
+
+    @cached_property
+    def lane_role(self) -> NDArray[np.int32]:
+        """Role code of every event's lane."""
+        return self._by_lane("role", -1)
+
+    def _by_lane(self, column: str, nothing: int) -> NDArray[np.int32]:
+        ids = self.lanes["id"]
+        lut = np.full(int(ids.max()) + 1 if len(ids) else 0, nothing, np.int32)
+        lut[ids] = self.lanes[column]
+        lane = self.events["lane"]
+        if len(lut) == 0:
+            return np.full(len(lane), nothing, np.int32)
+        return np.where(lane >= 0, lut[np.maximum(lane, 0)], nothing).astype(np.int32)
+
+    @cached_property
+    def device_rows(self) -> NDArray[np.int64]:
+        """Rows that occupy a device."""
+        return np.flatnonzero(self.events.is_("kind", *DEVICE_KINDS) & (self.lane_device >= 0))
+
+    def cover(self, rows: NDArray[np.int64]) -> Cover:
+        """Union of these events."""
+        return intervals.union(self.events["ts"][rows], self.end[rows])
+
+    def _device(self, *kinds: str) -> NDArray[np.int64]:
+        rows = self.device_rows
+        return rows[np.isin(self.events["kind"][rows], [self.events.code("kind", k) for k in kinds])]
+
+    @cached_property
+    def comm_rows(self) -> NDArray[np.int64]:
+        """Communication kernels."""
+        return self._device("comm")
+
+    @cached_property
+    def device_compute(self) -> Cover:
+        """Kernels that are not communication."""
+        return self.cover(self._device("kernel"))
+
+    @cached_property
+    def device_copy(self) -> Cover:
+        """Copies and memsets."""
+        return self.cover(self._device("memcpy", "memset"))
+
+    @cached_property
+    def device_comm(self) -> Cover:
+        """Communication kernels."""
+        return self.cover(self.comm_rows)
+
+    @cached_property
+    def host_comm_rows(self) -> NDArray[np.int64]:
+        """Communication spans of a CPU backend."""
+        return np.flatnonzero(self.events.is_("kind", "comm") & (self.lane_device < 0))
+
+    @cached_property
+    def host_comm(self) -> Cover:
+        """Communication of a CPU backend."""
+        return self.cover(self.host_comm_rows)
+
+    @cached_property
+    def host_compute(self) -> Cover:
+        """Operators on the training and autograd threads, without those that only hand over communication."""
+        threads = np.isin(self.lane_role, [ROLES.index("training"), ROLES.index("autograd")])
+        names = self.events.values("name")
+        enqueue = np.array([n.startswith(_ENQUEUE) for n in names] + [False], bool)
+        ops = self.events.is_("kind", "cpu_op") & threads & ~enqueue[self.events["name"]]
+        return intervals.subtract(self.cover(np.flatnonzero(ops)), self.cover(self._enqueues(threads, enqueue)))
+
+    def _enqueues(self, threads: NDArray[np.bool_], enqueue: NDArray[np.bool_]) -> NDArray[np.int64]:
+        return np.flatnonzero(self.events.is_("kind", "cpu_op") & threads & enqueue[self.events["name"]])
+
+    def phase_cover(self, phase: str) -> Cover:
+        """Union of the host ranges of one phase."""
+        return self.cover(self.phase_rows(phase))
+
+    def phase_rows(self, phase: str) -> NDArray[np.int64]:
+        """Host ranges that mark one phase."""
+        mine = self.events["phase"] == PHASES.index(phase)
+        return np.flatnonzero(mine & self.events.is_("kind", "range") & (self.lane_device < 0) & self._names_phase(phase))
+
+    def _names_phase(self, phase: str) -> NDArray[np.bool_]:
+        from dtprof.ingest.phases import phase_of
+
+        names = self.events.values("name")
+        lut = np.array([phase_of(n) == phase for n in names] + [False], bool)
+        return lut[self.events["name"]]
+
+    @cached_property
+    def main_lane(self) -> int | None:
+        """The compute lane with most kernel time."""
+        rows = self._device("kernel")
+        if len(rows) == 0:
+            return None
+        spent = np.bincount(self.events["lane"][rows], weights=self.events["dur"][rows].astype(float))
+        return int(np.argmax(spent))
+
+    @cached_property
+    def main_rows(self) -> NDArray[np.int64]:
+        """Compute kernels of the main lane."""
+        rows = self._device("kernel")
+        return rows[self.events["lane"][rows] == self.main_lane]
+
+    @cached_property
+    def device_step(self) -> NDArray[np.int32]:
+        """Step in which each device row was launched."""
+        return np.asarray(self.events["step"][self.device_rows])
+
+    @cached_property
+    def on_device(self) -> bool:
+        """Does this part use a device at all?"""
+        return len(self.device_rows) > 0
+
+    @cached_property
+    def launch_end(self) -> Ints:
+        """For each device row the end of its launch call; MISSING32-marked rows are left at -1."""
+        launch = self.events["launch"][self.device_rows]
+        return np.where(launch != MISSING32, self.end[np.maximum(launch, 0)], -1)

@@ -1,0 +1,42 @@
+"""Opening runs: our own directories and other tools' traces, through one function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dtprof.errors import InputError, NotATrace, PluginError
+from dtprof.ingest.kineto.reader import KinetoReader
+from dtprof.ingest.recorded import RecordedReader
+from dtprof.plugins import loaded
+from dtprof.protocols import Reader
+from dtprof.run import Run
+
+READERS: tuple[Reader, ...] = (RecordedReader(), KinetoReader())
+
+
+def readers() -> list[Reader]:
+    """Built-in readers, then those of plugins."""
+    return [*READERS, *(plugin.value() for plugin in loaded("readers") if plugin.value is not None)]
+
+
+def open_run(path: str | Path, **options: Any) -> Run:
+    """Open a run directory, a trace file, or a folder of traces.
+
+    Options are passed to the reader (``executor``, ``cache``, ``progress``). Raises InputError (NotATrace) that names
+    the path and the remedy where there is nothing to read.
+    """
+    where = Path(path)
+    if not where.exists():
+        raise InputError(f"{where}: no such file or folder", "check the path")
+    for reader in readers():
+        if reader.sniff(where):
+            run = reader.read(where, options)
+            if not isinstance(run, Run):
+                raise PluginError(f"reader {reader.name} returned {type(run).__name__} for {where}", "it must return a Run")
+            return run
+    if where.is_dir():
+        held = sum(1 for _ in where.iterdir())
+        what = "an empty folder" if held == 0 else f"none of its {held} entries is a trace"
+        raise NotATrace(f"{where}: {what}", "give a dtprof run directory, or a torch.profiler trace (*.json, *.json.gz) or a folder of them")
+    return KinetoReader().read(where, options)
