@@ -1,0 +1,102 @@
+"""What the report could not see: the quality table for people, one line per problem, and the limits of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dtprof.analyse.results import settled
+from dtprof.report.facts import Facts, QualityRow
+from dtprof.report.numbers import count, listing, named, percent
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class MissingRow:
+    """One line of the table: who, where, what, how often, what it changes."""
+
+    ranks: str
+    source: str
+    what: str
+    count: str
+    effect: str
+
+    @property
+    def who(self) -> str:
+        """``all ranks``, ``rank 3``, ``ranks 1, 3``, ``part 5``."""
+        if self.ranks == ALL:
+            return "all ranks"
+        if not self.ranks[:1].isdigit():
+            return self.ranks
+        return f"rank {self.ranks}" if self.ranks.isdigit() else f"ranks {self.ranks}"
+
+
+def missing(facts: Facts) -> list[MissingRow]:
+    """Limits of the run first, then the quality rows, equal ones of several ranks drawn together."""
+    return [*_limits(facts), *_quality(facts)]
+
+
+def _limits(facts: Facts) -> Iterable[MissingRow]:
+    yield from _absent_ranks(facts)
+    yield from _steps(facts)
+    for account in facts.accounting.parts:
+        if account.unreliable:
+            who = str(account.rank) if account.rank is not None else f"part {account.part}"
+            effect = "idle time and step numbers of this rank cannot be trusted"
+            yield MissingRow(who, "accounting", account.unreliable, "1", effect)
+    ungrouped = {part: share for part, share in facts.comm.ungrouped_share.items() if share > 0}
+    if ungrouped:
+        ranks = [r for r in (facts.parts[p].rank for p in ungrouped if p in facts.parts) if r is not None]
+        who, much = _who(facts, ranks, len(ungrouped)), percent(max(ungrouped.values()))
+        what = f"{much} of communication time (the most of any rank) names no group"
+        yield MissingRow(who, "collectives", what, count(len(ungrouped)), "it is not matched across ranks")
+    if facts.run.manifest.own_cost is None:
+        own = facts.run.format == "dtprof"
+        what = "Own cost was not measured in this run" if own else "Recorded by another program"
+        yield MissingRow(ALL, "own cost", what, "1", "what measuring cost is not known")
+
+
+def _absent_ranks(facts: Facts) -> Iterable[MissingRow]:
+    world, present = facts.run.world_size, facts.run.ranks
+    if world is None or not present or len(present) >= world:
+        return
+    absent = sorted(set(range(world)) - set(present))
+    effect = "operations of absent ranks are not split into waiting and moving; their transfers are upper bounds"
+    yield MissingRow(listing(absent), "ranks", f"{len(absent):,} of {world:,} ranks are not in the set", "1", effect)
+
+
+def _steps(facts: Facts) -> Iterable[MissingRow]:
+    accounts = [a for a in facts.accounting.parts if a.steps]
+    empty = [a for a in facts.accounting.parts if not a.steps]
+    if empty:
+        who = _who(facts, [a.rank for a in empty if a.rank is not None], len(empty))
+        effect = "no time per step; totals of the whole file only"
+        yield MissingRow(who, "steps", "No step is marked", count(len(empty)), effect)
+    if not accounts:
+        return
+    used = facts.settled_steps
+    if not all(s.complete for a in accounts for s in settled(a.steps)):
+        what = f"The capture ends inside {named('step', used)}; no later step shows where it ends"
+        effect = "its time is counted to its last operation; there is no median and no history"
+        yield MissingRow(ALL, "steps", what, count(len(used)), effect)
+    elif len(used) == 1:
+        effect = "no median and no spread: one step may be unlike the others"
+        yield MissingRow(ALL, "steps", f"Step {used[0]} is the only complete step", "1", effect)
+
+
+def _quality(facts: Facts) -> Iterable[MissingRow]:
+    merged: dict[tuple[str, str, str], list[QualityRow]] = {}
+    for row in facts.quality:
+        merged.setdefault((row.source, row.what, row.effect), []).append(row)
+    for (source, what, effect), rows in merged.items():
+        known = [r.count for r in rows if r.count is not None]
+        who = _who(facts, [r.rank for r in rows if r.rank is not None], len({r.part for r in rows}))
+        many = count(sum(known) if known else None)
+        yield MissingRow(who, source or "not named", what, many, effect or "no effect on this report is known")
+
+
+def _who(facts: Facts, ranks: list[int], parts: int) -> str:
+    if parts >= len(facts.run.parts):
+        return ALL
+    return listing(ranks) if ranks else "rank not known"
