@@ -6,7 +6,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 DEMO := runs/demo
 JOBS ?= 2
-SCANNER := dtprof/ingest/kineto/_scan.c
+SCANNER := $(wildcard dtprof/ingest/kineto/_*.[ch])
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-browser lint bench gpu-check clean
@@ -31,8 +31,8 @@ $(VENV)/.hta: constraints.txt | $(VENV)/.ready
 	touch $@
 
 # Without a C compiler the package reads traces in Python, about five times slower.
-$(VENV)/.scanner: $(wildcard $(SCANNER)) | $(VENV)/.ready
-	$(PY) -c 'from setuptools import setup; setup()' --quiet build_ext --inplace
+$(VENV)/.scanner: $(SCANNER) | $(VENV)/.ready
+	$(PY) -c 'from setuptools import setup; setup()' --quiet build_ext --inplace --force
 	@$(PY) -c 'import dtprof.ingest.kineto._scan' 2>/dev/null \
 	|| echo 'setup: no C scanner was built (is there a C compiler?); the Python scanner is used'
 	touch $@
