@@ -63,8 +63,7 @@ def render(facts: Facts, width: int, colour: bool, dark: bool = True) -> list[Te
 
 def _verdict(facts: Facts, width: int, colour: bool, dark: bool) -> Iterable[Text]:
     verdict, room = facts.verdict, width - MARGIN
-    for line in wrap(verdict.header, width):
-        yield Text(plain(line), "dim")
+    yield from _muted(verdict.header, width)
     lead, meaning, _ = emphasis(verdict.verdict)
     shade = PARTS[_MEANING[meaning]] if meaning and colour else None
     for line in hanging("VERDICT", wrap(verdict.verdict, room), MARGIN, "bold"):
@@ -147,9 +146,9 @@ def _columns(operations: list[Operation], facts: Facts) -> list[Column]:
     waits = [f"{by_wait.text(w[1])} rank {w[0]}" if w else NOT_KNOWN for w in longest]
     names = [", ".join(filter(None, [op_words(o.op), detail(o, facts)])) for o in operations]
     columns = [
-        Column("#", [str(o.id) for o in operations], goes=5),
+        Column("#", [str(o.id) for o in operations], goes=3),
         Column("operation", names, right=False, flexible=True),
-        Column("size", [size_words(o) for o in operations], goes=4),
+        Column("size", [size_words(o) for o in operations], goes=5),
         Column(f"longest\nwait, {by_wait.unit}", waits, goes=1),
         Column(f"wait sum\n{by_sum.unit}", [by_sum.text(s) for s in sums]),
         Column(f"moving\n{by_move.unit}", [_moving(o, by_move) for o in operations]),

@@ -71,7 +71,7 @@ class Column:
         return max(map(cell_len, [*self.head.split("\n"), *self.cells]))
 
 
-def table(columns: Sequence[Column], width: int, least: int = 12) -> list[Text]:
+def table(columns: Sequence[Column], width: int, least: int = 26) -> list[Text]:
     """A table of exactly the columns that fit; the flexible one is cut to the room that is left, but not below ``least``."""
     kept = list(columns)
     while _needed(kept, least) > width and any(c.goes for c in kept):
