@@ -155,7 +155,9 @@ def read_parquet(name: str, path: Path) -> Table:
     try:
         arrow = pq.read_table(path, partitioning=None)
     except (pa.ArrowInvalid, OSError) as error:
-        raise DamagedRun(f"{path}: not a readable Parquet file ({error})", "delete it; it is rebuilt from the raw files") from error
+        raise DamagedRun(
+            f"{path}: not a readable Parquet file ({error})", "delete it; it is rebuilt from the raw files"
+        ) from error
     table = Table.from_arrow(name, arrow)
     rows = int((arrow.schema.metadata or {}).get(b"dtprof.rows", b"-1"))
     return Table(table.spec, rows, {}, {}) if rows >= 0 and not table.stored else table
@@ -184,7 +186,9 @@ def read_manifest(path: Path) -> Manifest:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (OSError, msgspec.MsgspecError) as error:
-        raise DamagedRun(f"{path}: {error}", "the part folders are still readable; move manifest.json away and open the run again") from error
+        raise DamagedRun(
+            f"{path}: {error}", "the part folders are still readable; move manifest.json away and open the run again"
+        ) from error
 
 
 def quality_rows(rows: Iterable[tuple[str, str, int, str]]) -> Table:

@@ -53,9 +53,7 @@ class Table:
 
     __slots__ = ("_columns", "_values", "rows", "spec")
 
-    def __init__(
-        self, spec: TableSpec, rows: int, columns: Mapping[str, Array], values: Mapping[str, tuple[str, ...]]
-    ) -> None:
+    def __init__(self, spec: TableSpec, rows: int, columns: Mapping[str, Array], values: Mapping[str, tuple[str, ...]]) -> None:
         self.spec, self.rows = spec, rows
         self._columns, self._values = dict(columns), dict(values)
 

@@ -82,15 +82,15 @@ class AccountingResult:
     on_device: bool
 
     def mean_shares(self) -> dict[str, float]:
-        """Share of each accounting key in the step: mean over parts of the part's mean step (complete steps where it has any)."""
+        """Share of each accounting key in the step: mean over the parts of their mean time, by the mean step."""
         sums = dict.fromkeys(ACCOUNTING, 0.0)
-        used = [p for p in self.parts if p.steps]
-        for part in used:
-            steps = settled(part.steps)
-            whole = sum(s.dur_ns for s in steps) or 1
-            for key in ACCOUNTING:
-                sums[key] += sum(s.accounting[key] for s in steps) / whole / len(used)
-        return sums
+        whole = 0.0
+        for part in self.parts:
+            if steps := settled(part.steps):
+                whole += sum(s.dur_ns for s in steps) / len(steps)
+                for key in ACCOUNTING:
+                    sums[key] += sum(s.accounting[key] for s in steps) / len(steps)
+        return {key: value / whole if whole else 0.0 for key, value in sums.items()}
 
 
 def settled(steps: tuple[StepAccount, ...]) -> tuple[StepAccount, ...]:
@@ -148,7 +148,9 @@ class KernelRow:
     """Kernels of one name on all ranks."""
 
     name: str
-    kind: Literal["gemm", "attention", "normalization", "elementwise", "reduction", "optimizer", "communication", "copy", "other"]
+    kind: Literal[
+        "gemm", "attention", "normalization", "elementwise", "reduction", "optimizer", "communication", "copy", "other"
+    ]
     count: int
     total_ns: int
     median_ns: int

@@ -38,5 +38,7 @@ def open_run(path: str | Path, **options: Any) -> Run:
     if where.is_dir():
         held = sum(1 for _ in where.iterdir())
         what = "an empty folder" if held == 0 else f"none of its {held} entries is a trace"
-        raise NotATrace(f"{where}: {what}", "give a dtprof run directory, or a torch.profiler trace (*.json, *.json.gz) or a folder of them")
+        raise NotATrace(
+            f"{where}: {what}", "give a dtprof run directory, or a torch.profiler trace (*.json, *.json.gz) or a folder of them"
+        )
     return KinetoReader().read(where, options)

@@ -56,7 +56,9 @@ def match(run: Run) -> dict[str, Table]:
         for group, by_part in sorted(entries_of.items()):
             matched += _join(group, by_part)
     together = [
-        Ends({e.part: e.end for e in entries}) for _, _, entries in matched if len(entries) > 1 and entries[0].op in SYNCHRONISING
+        Ends({e.part: e.end for e in entries})
+        for _, _, entries in matched
+        if len(entries) > 1 and entries[0].op in SYNCHRONISING
     ]
     offsets = align(run.parts, together)
     for part in run.parts:

@@ -269,7 +269,7 @@ static inline const char *read_decimal(const char *p, const char *e, int scale, 
     p += negative;
     const char *first = p;
     p = read_digits(p, e, &v);
-    if (p - first > 0 && p - first <= 15) {
+    if (p > first && p - first <= (scale ? 16 : 18)) {
         if (*p == '.' && scale == 3 && is_digit(p[1])) {
             const char *point = p++;
             int64_t unit = 1000;
@@ -281,7 +281,7 @@ static inline const char *read_decimal(const char *p, const char *e, int scale, 
         } else if (scale == 3) {
             v *= 1000;
         }
-        if (*p == ',' || *p == '}' || is_space(*p)) {
+        if ((*p == ',' || *p == '}' || is_space(*p)) && v <= (uint64_t)INT64_MAX) {
             *out = negative ? -(int64_t)v : (int64_t)v;
             return p;
         }

@@ -58,7 +58,9 @@ class Events:
 
 def build_part(raw: RawTrace, source: str) -> PartData:
     """The tables of one file; ``part`` has what the file itself says about its rank, host and device."""
-    quality: Quality = [(source, d.what, d.count, f"first seen at byte {d.offset}; everything else is kept") for d in raw.damage]
+    quality: Quality = [
+        (source, d.what, d.count, f"first seen at byte {d.offset}; everything else is kept") for d in raw.damage
+    ]
     kind = spans.kinds(raw)
     keep = _possible(raw, kind, source, quality)
     events = _events(raw, kind, keep)
@@ -118,8 +120,12 @@ def _possible(raw: RawTrace, kind: NDArray[np.int8], source: str, quality: Quali
     for row in bad:
         name = raw.name.values[raw.name.codes[row]]
         quality.append(
-            (source, f"impossible duration {raw.dur[row]} ns of {name[:60]} at ts {raw.ts[row]} ns: it overruns its successors", 1,
-             "left out of every total")  # fmt: skip
+            (
+                source,
+                f"impossible duration {raw.dur[row]} ns of {name[:60]} at ts {raw.ts[row]} ns: it overruns its successors",
+                1,
+                "left out of every total",
+            )  # fmt: skip
         )
     return order if not bad else order[~np.isin(order, bad)]
 
@@ -188,7 +194,9 @@ def _device_columns(events: Events) -> dict[str, Any]:
         if sizes is not None:
             out["bytes"] = np.where(copies, sizes, MISSING)
         values = events.name.values
-        direction = [next((d for d in ("HtoD", "DtoH", "DtoD", "PtoP") if d in n or d in n.replace(" -> ", "to")), None) for n in values]
+        direction = [
+            next((d for d in ("HtoD", "DtoH", "DtoD", "PtoP") if d in n or d in n.replace(" -> ", "to")), None) for n in values
+        ]
         known = tuple(dict.fromkeys(d for d in direction if d))
         lut = np.array([known.index(d) if d else -1 for d in direction] + [-1], np.int32)
         out["copy_kind"] = Strings(np.where(copies, lut[events.name.codes], -1).astype(np.int32), known)
@@ -318,7 +326,14 @@ def _missing(events: Events, found: marks.Steps, source: str, quality: Quality) 
     """Name what the file lacks."""
     lost = int(np.sum(events.device & (events.launch < 0)))
     if lost:
-        quality.append((source, "device operations whose launch call is not in the file", lost, "their step is not known; they count only inside the device step"))
+        quality.append(
+            (
+                source,
+                "device operations whose launch call is not in the file",
+                lost,
+                "their step is not known; they count only inside the device step",
+            )
+        )
     if len(found.number) == 0:
         quality.append((source, "no steps are marked", 1, "totals of the whole window instead of steps"))
     elif not found.complete.all():

@@ -18,6 +18,8 @@ from dtprof.table import Strings, Table
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 # a step range shorter than this share of the median is the stub that a profiler leaves when the loop ends
 _STUB_SHARE = 0.1
+
+
 @dataclass(frozen=True)
 class Steps:
     """Host steps in time order."""
@@ -88,9 +90,7 @@ def outermost(rows: Rows, ts: Ints, dur: Ints) -> Rows:
     return rows[keep]
 
 
-def phase_tags(
-    ranges: dict[str, Rows], ts: Ints, dur: Ints, launch: Rows, device_event: NDArray[np.bool_]
-) -> NDArray[np.int8]:
+def phase_tags(ranges: dict[str, Rows], ts: Ints, dur: Ints, launch: Rows, device_event: NDArray[np.bool_]) -> NDArray[np.int8]:
     """Phase of every event by time (all threads of the process), device events by their launch; -1 where none."""
     out = np.full(len(ts), -1, np.int8)
     when = ts.copy()

@@ -69,7 +69,9 @@ class KinetoReader:
         """
         files = trace_files(path)
         if not files:
-            raise NotATrace(f"{path}: no torch.profiler trace in this folder", "give the folder that holds the *.json or *.json.gz traces")
+            raise NotATrace(
+                f"{path}: no torch.profiler trace in this folder", "give the folder that holds the *.json or *.json.gz traces"
+            )
         found, failed = ingest_all(files, options.get("executor"), options.get("cache", True), options.get("progress"))
         if not found:
             raise failed[0][1]
@@ -95,7 +97,9 @@ def ingest_all(
             except DtprofError as error:
                 failed.append((file, error))
             except BrokenExecutor as error:
-                raise InputError(f"{file}: the worker that read it died ({error})", "give it more memory or fewer workers") from error
+                raise InputError(
+                    f"{file}: the worker that read it died ({error})", "give it more memory or fewer workers"
+                ) from error
             if progress:
                 progress(file.name, done, len(files))
     finally:
@@ -108,7 +112,9 @@ def assemble(path: Path, found: list[Ingested], extra: list[tuple[str, str, int,
     """A Run of the files read: ranks settled, parts numbered, what is odd reported."""
     quality: dict[int, list[tuple[str, str, int, str]]] = defaultdict(list)
     parts = settle_ranks([(f.part, hint_of(f.path)) for f in found], quality)
-    order = sorted(range(len(found)), key=lambda i: (parts[i].rank is None, parts[i].rank or 0, parts[i].attempt, parts[i].window, i))
+    order = sorted(
+        range(len(found)), key=lambda i: (parts[i].rank is None, parts[i].rank or 0, parts[i].attempt, parts[i].window, i)
+    )
     held: dict[int, dict[str, Table]] = {}
     folders: dict[int, Path] = {}
     for ordinal, i in enumerate(order):
@@ -164,7 +170,14 @@ def settle_ranks(named: list[tuple[Part, FileHint]], quality: dict[int, list[tup
     if len(parts) > 1:
         for i, part in enumerate(parts):
             if part.rank is None:
-                quality[i].append((part.source, "no rank in the trace or its name", 1, "kept as a process of its own; not compared with ranks"))
+                quality[i].append(
+                    (
+                        part.source,
+                        "no rank in the trace or its name",
+                        1,
+                        "kept as a process of its own; not compared with ranks",
+                    )
+                )
     return parts
 
 
@@ -178,7 +191,14 @@ def _prefer_names(parts: list[Part], hints: list[FileHint], quality: dict[int, l
         if len(same) > 1 and None not in names and len(set(names)) == len(same):
             for i in same:
                 if parts[i].rank != hints[i].rank:
-                    quality[i].append((parts[i].source, f"claims rank {rank}, as other files do; its name says {hints[i].rank}", 1, "the name is taken"))
+                    quality[i].append(
+                        (
+                            parts[i].source,
+                            f"claims rank {rank}, as other files do; its name says {hints[i].rank}",
+                            1,
+                            "the name is taken",
+                        )
+                    )
                     parts[i].rank, parts[i].rank_from = hints[i].rank, "file name"
 
 
@@ -191,7 +211,14 @@ def _tell_apart(
     if len(pids) == 1:
         for window, i in enumerate(ordered):
             parts[i].window = window
-            quality[i].append((parts[i].source, f"{who} has {len(same)} files: this is capture window {window}", 1, "kept apart; windows are not compared"))
+            quality[i].append(
+                (
+                    parts[i].source,
+                    f"{who} has {len(same)} files: this is capture window {window}",
+                    1,
+                    "kept apart; windows are not compared",
+                )
+            )
         return
     spans = [(parts[i].extra.get("first_ns", 0), parts[i].extra.get("last_ns", 0)) for i in ordered]
     apart = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
@@ -199,6 +226,10 @@ def _tell_apart(
         parts[i].attempt = attempt
         what = "attempt" if apart else "claimant"
         quality[i].append(
-            (parts[i].source, f"{who} is claimed by {len(same)} files of different processes: this is {what} {attempt}", 1,
-             "kept apart; they are not compared" if apart else "kept apart; give each rank its own file name")  # fmt: skip
+            (
+                parts[i].source,
+                f"{who} is claimed by {len(same)} files of different processes: this is {what} {attempt}",
+                1,
+                "kept apart; they are not compared" if apart else "kept apart; give each rank its own file name",
+            )  # fmt: skip
         )

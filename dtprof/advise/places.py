@@ -1,0 +1,61 @@
+"""Small questions that several rules ask of the accounting."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dtprof.analyse.results import AccountingResult, settled
+from dtprof.findings import Severity
+from dtprof.run import Run
+from dtprof.table import Table
+
+# share of the step from which a finding is high, or medium
+HIGH, MEDIUM = 0.15, 0.05
+
+
+def severity_of(share: float) -> Severity:
+    """Severity by the share of the step that a fault costs."""
+    return "high" if share >= HIGH else "medium" if share >= MEDIUM else "low"
+
+
+def step_ns(accounting: AccountingResult) -> float:
+    """Mean step over the ranks, ns; 1 where there are no steps, so that shares stay finite."""
+    means = [float(np.mean([s.dur_ns for s in settled(p.steps)])) for p in accounting.parts if p.steps]
+    return float(np.mean(means)) if means else 1.0
+
+
+def per_rank(accounting: AccountingResult, *keys: str) -> dict[int, float]:
+    """Mean ns per step of the summed keys, by rank (parts without a rank count as -1 - ordinal)."""
+    out: dict[int, float] = {}
+    for part in accounting.parts:
+        if part.steps:
+            rank = part.rank if part.rank is not None else -1 - part.part
+            out[rank] = float(np.mean([sum(s.accounting[k] for k in keys) for s in settled(part.steps)]))
+    return out
+
+
+def steps_of(accounting: AccountingResult) -> tuple[int, ...]:
+    """Numbers of the steps that means are taken over."""
+    return tuple(sorted({s.step for p in accounting.parts for s in settled(p.steps)}))
+
+
+def ranks_of(accounting: AccountingResult) -> tuple[int, ...]:
+    """Ranks with steps."""
+    return tuple(sorted({p.rank for p in accounting.parts if p.rank is not None and p.steps}))
+
+
+def ddp_configs(run: Run) -> dict[int, dict[str, object]]:
+    """Part ordinal -> what the DDP collector noted of the wrapper's arguments; empty for other sources."""
+    out = {}
+    for part in run.parts:
+        config = part.extra.get("ddp")
+        if isinstance(config, dict):
+            out[part.ordinal] = config
+        elif isinstance(config, list) and config and isinstance(config[0], dict):
+            out[part.ordinal] = config[0]
+    return out
+
+
+def buckets_of(run: Run, part: int) -> Table:
+    """The DDP buckets of a part."""
+    return run.table("buckets", part)

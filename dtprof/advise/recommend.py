@@ -1,0 +1,167 @@
+"""Findings ranked by what they cost, and the three lines that everybody sees first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dtprof.advise.places import per_rank, ranks_of, step_ns
+from dtprof.advise.rules import RULES
+from dtprof.analyse.results import AccountingResult, CommResult, PartAccount, settled
+from dtprof.analyse.stragglers import StragglerResult
+from dtprof.analyse.waiting import WaitingResult
+from dtprof.findings import SEVERITIES, Finding, Verdict
+from dtprof.numbers import counted, interval, named, percent, time
+from dtprof.plugins import loaded
+from dtprof.protocols import Lens, Rule
+
+_WAITING_RULES = ("straggler.", "comm.waiting")
+# what a share of the step is called in a verdict
+SHARE_WORDS = {
+    "compute_ns": "computing",
+    "copy_exposed_ns": "exposed copies",
+    "comm_wait_ns": "waiting for late ranks",
+    "comm_transfer_ns": "moving data",
+    "comm_unsplit_ns": "exposed communication",
+    "idle_host_ns": "idle because nothing has been launched",
+    "idle_dependency_ns": "idle on dependencies",
+    "idle_input_ns": "waiting for input",
+    "idle_checkpoint_ns": "waiting for checkpoints",
+    "idle_other_ns": "idle for reasons that cannot be told",
+}
+_LEAD_SHARE = 0.05
+
+
+def rules() -> list[Rule]:
+    """Built-in rules, then those of plugins."""
+    return [*RULES, *(p.value() for p in loaded("rules") if p.value is not None)]
+
+
+def findings(study: Lens) -> list[Finding]:
+    """All findings: by severity, then by seconds per step."""
+    found = [finding for rule in rules() for finding in rule.find(study)]
+    return sorted(found, key=lambda f: (SEVERITIES.index(f.severity), -(f.seconds_per_step or 0.0)))
+
+
+def verdict(study: Lens, found: list[Finding] | None = None) -> Verdict:
+    """Header, VERDICT, WHY and NEXT of a run."""
+    accounting: AccountingResult = study.result("accounting")
+    found = findings(study) if found is None else found
+    head = header(study)
+    if not any(p.steps for p in accounting.parts):
+        return _without_steps(head, accounting)
+    shares = accounting.mean_shares()
+    lead = _lead(found, ranks_of(accounting))
+    if lead is None:
+        return _healthy(head, study, shares)
+    share, text = _headline(lead, study, shares)
+    return Verdict(head, text, lead.why, (lead.next, *_larger(share, lead, found, shares)))
+
+
+def header(study: Lens) -> str:
+    """The line of facts above the verdict."""
+    accounting: AccountingResult = study.result("accounting")
+    comm: CommResult = study.result("comm")
+    run = study.run
+    steps = [s for p in accounting.parts for s in settled(p.steps)]
+    numbers = {s.step for s in steps}
+    bits = []
+    if steps:
+        by_step = [float(np.mean([s.dur_ns for s in steps if s.step == n])) for n in sorted(numbers)]
+        what = f"median of {len(by_step)}" if len(by_step) > 1 else "one step captured"
+        by_rank = [float(np.median([s.dur_ns for s in settled(p.steps)])) for p in accounting.parts if p.steps]
+        spread = f" ({interval(min(by_rank), max(by_rank))} over the ranks)" if max(by_rank) > 1.05 * min(by_rank) else ""
+        bits.append(f"step {time(float(np.median(by_step)))}{spread}, {what}")
+    present, world = len(run.ranks), run.world_size
+    if present:
+        bits.append(counted(present, "rank") if not world or world == present else f"{present} of {counted(world, 'rank')}")
+    else:
+        bits.append(counted(len(run.parts), "process", "processes") + " without a rank")
+    bits += [comm.backend] if comm.backend else []
+    if run.manifest.devices:
+        bits.append(", ".join(run.manifest.devices))
+    cost = run.manifest.own_cost
+    bits.append(f"own cost {percent(cost['fraction'])} (bound {percent(cost['high'])})" if cost else "own cost not known")
+    return " · ".join(bits)
+
+
+def _lead(found: list[Finding], ranks: tuple[int, ...]) -> Finding | None:
+    """The finding that the verdict is about: one that names culprits before one that concerns everybody."""
+    worth = [f for f in found if (f.share or 0) >= _LEAD_SHARE and f.severity != "low"]
+    blamed = [f for f in worth if f.ranks and set(f.ranks) < set(ranks)]
+    pick = blamed or worth
+    return max(pick, key=lambda f: f.seconds_per_step or 0.0) if pick else None
+
+
+def _headline(lead: Finding, study: Lens, shares: dict[str, float]) -> tuple[float, str]:
+    """(share of the step, sentence) of the verdict."""
+    accounting: AccountingResult = study.result("accounting")
+    waiting: WaitingResult = study.result("waiting")
+    whole, ranks = step_ns(accounting), ranks_of(accounting)
+    waited = shares["comm_wait_ns"]
+    if not lead.rule.startswith(_WAITING_RULES) or waited < _LEAD_SHARE / 2 or not waiting.by_culprit:
+        return lead.share or 0.0, lead.title
+    of = f"of the step (mean of {counted(len(ranks), 'rank')})"
+    total = sum(waiting.by_culprit.values())
+    mine = sum(waiting.by_culprit.get(r, 0.0) for r in lead.ranks)
+    victim = max(waiting.by_victim, key=lambda r: waiting.by_victim[r])
+    means = per_rank(accounting, "comm_wait_ns", *[k for k in SHARE_WORDS if k != "comm_wait_ns"])
+    most = f"{named('rank', [victim])} waits {percent(waiting.by_victim[victim] / means.get(victim, whole))}"
+    if mine >= 0.95 * total:
+        return waited, f"{percent(waited)} {of} is waiting for {named('rank', lead.ranks)}; {most}"
+    return (
+        waited,
+        f"{percent(waited)} {of} is waiting for late ranks, {percent(mine / total)} of it for {named('rank', lead.ranks)}; {most}",
+    )
+
+
+def _larger(share: float, lead: Finding, found: list[Finding], shares: dict[str, float]) -> list[str]:
+    """The largest loss is named even when it is not the one with a culprit."""
+    losses = {k: v for k, v in shares.items() if k not in ("compute_ns", "comm_wait_ns")}
+    key = max(losses, key=lambda k: losses[k])
+    if losses[key] <= share:
+        return []
+    number = next((i for i, f in enumerate(found, 1) if f is not lead and abs((f.share or 0) - losses[key]) < 0.02), None)
+    where = f" (finding {number})" if number else ""
+    return [f"larger still: {percent(losses[key])} of the step is {SHARE_WORDS[key]}{where}"]
+
+
+def _without_steps(head: str, accounting: AccountingResult) -> Verdict:
+    """No steps: say what the whole window held."""
+    busy = [p for p in accounting.parts if p.device.span_ns]
+    nothing = "capture with steps marked: profile with prof.step() after every step"
+    if not busy:
+        return Verdict(
+            head, "no steps are marked and no device work is recorded", "there is nothing to account for", (nothing,)
+        )
+
+    def share(part: PartAccount, ns: int) -> float:
+        return ns / part.device.span_ns
+
+    idle = float(np.mean([share(p, p.device.idle_ns) for p in busy]))
+    exposed = float(np.mean([share(p, p.device.exposed_comm_ns) for p in busy]))
+    compute = float(np.mean([share(p, p.device.compute_ns) for p in busy]))
+    doubt = next((p.unreliable for p in busy if p.unreliable), "")
+    text = f"over the whole window the device computes {percent(compute)}, exposed communication takes {percent(exposed)}, {percent(idle)} is idle"
+    if doubt:
+        text = "idle and busy times of this trace cannot be trusted"
+    return Verdict(head, text, doubt or "no steps are marked, so nothing can be said per step", (nothing,))
+
+
+def _healthy(head: str, study: Lens, shares: dict[str, float]) -> Verdict:
+    """Nothing found: say so, and what would not have been seen."""
+    accounting: AccountingResult = study.result("accounting")
+    stragglers: StragglerResult = study.result("stragglers")
+    parts = sorted(shares.items(), key=lambda item: -item[1])[:3]
+    budget = ", ".join(f"{percent(v)} {SHARE_WORDS[k]}" for k, v in parts if v >= 0.01)
+    doubt = next((p.unreliable for p in accounting.parts if p.unreliable), "")
+    if doubt:
+        return Verdict(
+            head, "idle and busy times of this trace cannot be trusted", doubt, ("capture again with all kernels recorded",)
+        )
+    if stragglers.abstained:
+        limit = f"whether a rank is slow could not be told: {stragglers.abstained}"
+    else:
+        limit = f"compared {counted(stragglers.steps, 'step')} of {counted(len(ranks_of(accounting)), 'rank')}; a rank less than 10% slower than its peers would not be seen"
+    return Verdict(
+        head, f"nothing stands out; the step is {budget}", limit, ("nothing to do; report again when the step time changes",)
+    )

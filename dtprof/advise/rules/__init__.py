@@ -1,0 +1,21 @@
+"""The rules: one small class each, with evidence, price, and when it abstains. docs/rules.md has a paragraph for each."""
+
+from __future__ import annotations
+
+from dtprof.advise.rules.comm import Exposed, Waiting
+from dtprof.advise.rules.ddp import Buckets, FindUnusedParameters
+from dtprof.advise.rules.host import InputStall, LaunchBound
+from dtprof.advise.rules.straggler import ComputeRank, HostRank, LateEntry
+from dtprof.protocols import Rule
+
+RULES: tuple[Rule, ...] = (
+    ComputeRank(),
+    HostRank(),
+    LateEntry(),
+    Waiting(),
+    Exposed(),
+    InputStall(),
+    LaunchBound(),
+    FindUnusedParameters(),
+    Buckets(),
+)

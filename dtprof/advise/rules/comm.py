@@ -1,0 +1,157 @@
+"""Rules about communication that the step waits for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of
+from dtprof.analyse.lateness import LatenessResult
+from dtprof.analyse.results import AccountingResult, CommResult, Operation
+from dtprof.analyse.stragglers import StragglerResult
+from dtprof.analyse.waiting import WaitingResult
+from dtprof.findings import Evidence, Finding
+from dtprof.numbers import bandwidth, counted, named, percent, size, time
+from dtprof.protocols import Lens
+
+# a share of the step below this is not worth a finding
+LEAST_SHARE = 0.05
+# a rank for which at least this share of the waiting is, is the one waited for
+_MAIN_SHARE = 0.5
+
+
+class Waiting:
+    """Ranks wait inside communication for a rank that arrives later."""
+
+    id = "comm.waiting"
+
+    def find(self, study: Lens) -> Iterator[Finding]:
+        """Abstains where ranks are missing (waiting cannot be told) and where a straggler finding says why already."""
+        waiting: WaitingResult = study.result("waiting")
+        accounting: AccountingResult = study.result("accounting")
+        stragglers: StragglerResult = study.result("stragglers")
+        whole = step_ns(accounting)
+        late: LatenessResult = study.result("lateness")
+        named_already = {s.rank for s in stragglers.found} | ({late.rank} if late.rank is not None else set())
+        explained = sum(waiting.by_culprit.get(r, 0) for r in named_already)
+        left = waiting.per_step_ns - explained
+        if left < LEAST_SHARE * whole or not waiting.by_culprit:
+            return
+        culprits = {r: w for r, w in waiting.by_culprit.items() if r not in named_already}
+        if not culprits:
+            return
+        main, cost = next(iter(culprits.items()))
+        clear = cost >= _MAIN_SHARE * left
+        operations = waiting.operations[main]
+        worst = sorted(waiting.by_victim.items(), key=lambda i: -i[1])[:4]
+        rows: dict[int, list[int]] = defaultdict(list)
+        for operation in operations:
+            for part, event in operation.events.items():
+                rows[part].append(event)
+        shares = ", ".join(f"rank {r} {percent(w / left)}" for r, w in list(culprits.items())[:4])
+        evidence = (
+            Evidence(f"Of the waiting, by the rank that arrives last: {shares}.", {p: tuple(r) for p, r in rows.items()}),
+            Evidence("Waiting per step: " + ", ".join(f"rank {r} {time(w)}" for r, w in worst) + "."),
+            Evidence(_transfer(study.result("comm"))),
+        )
+        yield Finding(
+            rule=self.id,
+            severity=severity_of(left / whole),
+            title=f"{percent(left / whole)} of the step is waiting inside communication"
+            + (f", mostly for rank {main}" if clear else ", for different ranks in turn"),
+            ranks=(main,) if clear else tuple(sorted(culprits)),
+            steps=steps_of(accounting),
+            seconds_per_step=left / 1e9,
+            evidence=evidence,
+            why=f"rank {main} arrives last in {counted(len(operations), 'operation')} and {percent(cost / left)} of the waiting is for it"
+            if clear
+            else f"the ranks arrive last in turn ({shares}): work that varies from step to step or from rank to rank",
+            next=f"compare what rank {main} does before {named('operation', [o.id for o in operations[:6]])} with the others"
+            if clear
+            else "even out the work of the ranks (sequence lengths, input), or look for noise on the hosts",
+            apply="make the ranks arrive together; moving data faster does not shorten waiting",
+            verify="measure again and compare the waiting per rank",
+            share=left / whole,
+        )
+
+
+def _transfer(comm: CommResult) -> str:
+    moved = [o.transfer_ns for o in comm.operations if o.transfer_ns is not None]
+    return f"Moving the data itself takes {time(sum(moved))} for all {counted(len(moved), 'operation')} whose waiting is known."
+
+
+class Exposed:
+    """Communication that moves data while nothing computes."""
+
+    id = "comm.exposed"
+
+    def find(self, study: Lens) -> Iterator[Finding]:
+        """Waiting is not counted here; where waiting cannot be told apart the price is an upper bound and says so."""
+        accounting: AccountingResult = study.result("accounting")
+        comm: CommResult = study.result("comm")
+        whole = step_ns(accounting)
+        moving, unsplit = per_rank(accounting, "comm_transfer_ns"), per_rank(accounting, "comm_unsplit_ns")
+        if not moving:
+            return
+        cost = float(np.mean([moving[r] + unsplit[r] for r in moving]))
+        if cost < LEAST_SHARE * whole:
+            return
+        bound = float(np.mean(list(unsplit.values()))) > 0.1 * cost
+        hidden = float(np.mean([s.comm_hidden_ns for p in accounting.parts for s in p.steps]))
+        worst = _worst(comm)
+        evidence = [
+            Evidence(f"{time(cost)} per step is exposed communication{' (waiting included where peers are missing)' if bound else ''};"
+                     f" {time(hidden)} more is hidden behind computing."),
+            *_largest(worst),
+        ]  # fmt: skip
+        op = worst[0].op.replace("_", "-") if worst else "communication"
+        missing = _missing_peers(study)
+        why = f"{op} moves data while nothing computes: {time(cost)} per step exposed, {time(hidden)} hidden"
+        remedy = (
+            "start communication earlier (smaller or reordered buckets, prefetch), send less (bf16 gradients), or a faster link"
+        )
+        if bound:
+            why = f"{time(cost)} per step, {time(hidden)} more hidden; moving data or waiting for a late rank cannot be told apart: {missing}"
+            remedy = "report all ranks together: put their traces into one folder; then waiting and moving are told apart"
+        yield Finding(
+            rule=self.id,
+            severity=severity_of(cost / whole),
+            title=f"{percent(cost / whole)} of the step is exposed communication{', waiting included' if bound else ''}",
+            ranks=ranks_of(accounting),
+            steps=steps_of(accounting),
+            seconds_per_step=cost / 1e9,
+            evidence=tuple(evidence),
+            why=why,
+            next=remedy,
+            apply="overlap it with computing: bucket size and order under DDP, prefetch under FSDP; or reduce the bytes",
+            verify="measure again with the change: exposed communication should fall and hidden communication rise",
+            share=cost / whole,
+            bound=bound,
+        )
+
+
+def _missing_peers(study: Lens) -> str:
+    present, world = len(study.run.ranks), study.run.world_size
+    if world and present < world:
+        return f"{present} of {world} ranks are present"
+    return "the peers of these operations are not known"
+
+
+def _worst(comm: CommResult) -> list[Operation]:
+    return sorted(
+        (o for o in comm.operations if o.transfer_upper_ns), key=lambda o: -(o.transfer_ns or o.transfer_upper_ns or 0)
+    )
+
+
+def _largest(worst: list[Operation]) -> list[Evidence]:
+    """The three longest operations in words."""
+    out = []
+    for o in worst[:3]:
+        moved = f"moves {size(o.bytes)}" if o.bytes is not None else "moves bytes that are not known"
+        took = f"in {time(o.transfer_ns)}" if o.transfer_ns is not None else f"in at most {time(o.transfer_upper_ns)}"
+        rate = f", bus bandwidth {bandwidth(o.busbw_gb_s)}" if o.busbw_gb_s is not None else ""
+        out.append(Evidence(f"Operation {o.id} ({o.op.replace('_', '-')}, {counted(o.n_present, 'rank')}) {moved} {took}{rate}.",
+                            {p: (e,) for p, e in o.events.items()}))  # fmt: skip
+    return out

@@ -1,0 +1,136 @@
+"""Rules about a device that waits for the host: launches and input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of
+from dtprof.analyse.covers import PartView
+from dtprof.analyse.kernels import SHORT_NS
+from dtprof.analyse.results import AccountingResult, KernelResult
+from dtprof.findings import Evidence, Finding
+from dtprof.numbers import count, interval, named, percent, time
+from dtprof.protocols import Lens
+
+_LAUNCH_SHARE = 0.15
+_INPUT_SHARE = 0.05
+# one rank's input counts as its own when it is this many times the median of the others
+_APART = 2.0
+_SYNCHRONISING = ("Synchronize",)
+
+
+class LaunchBound:
+    """The device runs dry because the next operation has not been launched."""
+
+    id = "host.launch_bound"
+
+    def find(self, study: Lens) -> Iterator[Finding]:
+        """Only for device jobs; abstains where launches without kernels make idle time unreliable."""
+        accounting: AccountingResult = study.result("accounting")
+        kernels: KernelResult = study.result("kernels")
+        if not accounting.on_device or any(p.unreliable for p in accounting.parts):
+            return
+        whole = step_ns(accounting)
+        idle = per_rank(accounting, "idle_host_ns")
+        if not idle or (cost := float(np.mean(list(idle.values())))) < _LAUNCH_SHARE * whole:
+            return
+        computing = [r for r in kernels.rows if r.kind not in ("communication", "copy")]
+        number = sum(r.count for r in computing)
+        short = round((kernels.short_share or 0) * number)
+        busy = float(np.mean(list(per_rank(accounting, "compute_ns").values())))
+        blocked = _blocked(study)
+        rows = {p.part: tuple(PartView(study.run, p.part).main_rows.tolist()) for p in accounting.parts}
+        evidence = [
+            Evidence(f"{_range(idle)} per rank and step pass between the end of the last work and"
+                     " the return of the next launch.", rows),
+            Evidence(f"{count(number)} compute kernels on {named('rank', ranks_of(accounting))}; {count(short)} are shorter than {time(SHORT_NS)}."
+                     f" All compute of a rank is {time(busy)} per step."),
+        ]  # fmt: skip
+        if blocked > 0.1 * cost:
+            evidence.append(Evidence(f"The host spends {time(blocked)} per rank and step in calls that wait for the device."))
+        yield Finding(
+            rule=self.id,
+            severity=severity_of(cost / whole),
+            title=f"The devices run dry: for {percent(cost / whole)} of the step no operation has been launched",
+            ranks=ranks_of(accounting),
+            steps=steps_of(accounting),
+            seconds_per_step=cost / 1e9,
+            evidence=tuple(evidence),
+            why=f"the host launches too slowly: {count(number)} compute kernels, {percent(kernels.short_share)} of them shorter than {time(SHORT_NS)}"
+            if (kernels.short_share or 0) > 0.5
+            else "the host is busy or blocked between launches",
+            next="launch less: CUDA graphs around forward and backward, torch.compile(mode='reduce-overhead'), or a larger batch",
+            apply="CUDA graphs or torch.compile(mode='reduce-overhead'); remove calls that synchronise; a larger batch costs the device little here",
+            verify="measure again with the change: the idle time before launches should fall",
+            share=cost / whole,
+            bound=True,
+        )
+
+
+def _range(spent: dict[int, float]) -> str:
+    return interval(min(spent.values()), max(spent.values())) if len(spent) > 1 else time(next(iter(spent.values())))
+
+
+def _blocked(study: Lens) -> float:
+    """Host time in synchronising calls, ns per part and step."""
+    spent, steps = 0, 0
+    for part in study.run.parts:
+        view = PartView(study.run, part.ordinal)
+        names = view.events.values("name")
+        lut = np.array([any(s in n for s in _SYNCHRONISING) for n in names] + [False], bool)
+        calls = lut[view.events["name"]] & view.events.is_("kind", "runtime") & (view.events["step"] >= 0)
+        spent += int(view.events["dur"][calls].sum())
+        steps += len(study.run.table("steps", part.ordinal))
+    return spent / steps if steps else 0.0
+
+
+class InputStall:
+    """The step waits for its input."""
+
+    id = "input.stall"
+
+    def find(self, study: Lens) -> Iterator[Finding]:
+        """Counts only input time in which the device had nothing to do; a prefetch that overlaps is no stall."""
+        accounting: AccountingResult = study.result("accounting")
+        whole = step_ns(accounting)
+        stalled = per_rank(accounting, "idle_input_ns")
+        if not stalled:
+            return
+        worst = max(stalled, key=lambda r: stalled[r])
+        rest = [v for r, v in stalled.items() if r != worst]
+        alone = bool(rest) and stalled[worst] > _APART * max(float(np.median(rest)), 1.0)
+        cost = stalled[worst] if alone else float(np.mean(list(stalled.values())))
+        if cost < _INPUT_SHARE * whole:
+            return
+        ranks = (worst,) if alone else tuple(sorted(stalled))
+        rows = {
+            p.part: tuple(PartView(study.run, p.part).phase_rows("data").tolist())
+            for p in accounting.parts
+            if not alone or p.rank == worst
+        }
+        price = cost - float(np.median(rest)) if alone else cost
+        yield Finding(
+            rule=self.id,
+            severity=severity_of(price / whole),
+            title=f"{named('rank', ranks).capitalize()} {'waits' if len(ranks) == 1 else 'wait'} {time(cost)} per step for input",
+            ranks=ranks,
+            steps=steps_of(accounting),
+            seconds_per_step=price / 1e9,
+            evidence=(
+                Evidence(
+                    "Idle inside the input ranges, per step: "
+                    + ", ".join(f"rank {r} {time(v)}" for r, v in sorted(stalled.items())[:8])
+                    + ".",
+                    rows,
+                ),
+            ),
+            why=f"{named('rank', ranks)} {'waits' if len(ranks) == 1 else 'wait'} for the data loader {time(cost)} per step, {percent(cost / whole)} of it",
+            next="more loader workers, prefetching, or cheaper preprocessing; check the storage of that host"
+            if alone
+            else "more loader workers (num_workers), prefetching (prefetch_factor), pinned memory, or cheaper preprocessing",
+            apply="raise num_workers and prefetch_factor, or move preprocessing out of the training process",
+            verify="measure again: the input share of the step should vanish",
+            share=price / whole,
+        )

@@ -1,0 +1,193 @@
+"""Rules about slow and late ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dtprof.advise.places import severity_of, step_ns
+from dtprof.analyse.covers import PartView
+from dtprof.analyse.results import AccountingResult, CommResult
+from dtprof.analyse.stragglers import Straggler, StragglerResult
+from dtprof.analyse.lateness import Late, LatenessResult
+from dtprof.analyse.waiting import WaitingResult
+from dtprof.findings import Evidence, Finding
+from dtprof.numbers import counted, interval, named, time
+from dtprof.protocols import Lens
+
+# counts of operators that differ by more than this share are different work
+_SAME_WORK = 0.02
+# garbage collection above this share of the excess explains it
+_GC_SHARE = 0.25
+# waiting below this share of the step is not worth a finding
+_LATE_SHARE = 0.05
+_PHASE_WORDS = {
+    "data": "its input",
+    "forward": "its forward pass",
+    "backward": "its backward pass",
+    "optimizer": "its optimizer step",
+}
+_KEY_WORDS = {
+    "compute_ns": "computing", "copy_exposed_ns": "copies", "idle_host_ns": "time in which nothing is launched",
+    "idle_dependency_ns": "waiting inside the device", "idle_input_ns": "input", "idle_checkpoint_ns": "checkpoints",
+    "idle_other_ns": "idle time",
+}  # fmt: skip
+
+
+class ComputeRank:
+    """One rank computes longer than its peers in every step."""
+
+    id = "straggler.compute_rank"
+    keys = ("compute_ns", "copy_exposed_ns", "idle_dependency_ns", "idle_other_ns")
+
+    def find(self, study: Lens) -> Iterator[Finding]:
+        """Abstains below two complete steps on all ranks, on pipelines, and where the excess is inside the noise."""
+        result: StragglerResult = study.result("stragglers")
+        for straggler in result.found:
+            if straggler.main_key in self.keys:
+                yield _finding(self.id, study, straggler, result.steps)
+
+
+class HostRank(ComputeRank):
+    """One rank's host code launches its work later than its peers' in every step."""
+
+    id = "straggler.host_rank"
+    keys = ("idle_host_ns", "idle_checkpoint_ns")
+
+
+def _finding(rule: str, study: Lens, s: Straggler, steps: int) -> Finding:
+    accounting: AccountingResult = study.result("accounting")
+    waiting: WaitingResult = study.result("waiting")
+    whole = step_ns(accounting)
+    where = _PHASE_WORDS.get(s.main_phase or "", "its step")
+    verb = "computes" if rule == ComputeRank.id else "takes for"
+    times = f"{s.slowest_in} of {steps} steps"
+    cause, reason = _cause(s)
+    others = sorted({p.rank for p in accounting.parts if p.rank is not None and p.rank != s.rank})
+    peers = named("rank", others) if len(others) == 1 else "the other ranks"
+    view = PartView(study.run, s.part)
+    rows = np.flatnonzero(view.events.is_("kind", "range") & np.isin(view.events["step"], s.steps))
+    parts = [
+        f"{_KEY_WORDS[k]} {_signed(v)}"
+        for k, v in sorted(s.by_key.items(), key=lambda i: -abs(i[1]))
+        if abs(v) * 20 > s.excess_ns
+    ]
+    evidence = [
+        Evidence(
+            f"Without its communication, the step takes {time(s.excess_ns)} longer on rank {s.rank} than on {peers}"
+            f" ({interval(s.low_ns, s.high_ns)}), longest in {times}.",
+            {s.part: tuple(rows.tolist())},
+        ),
+        Evidence(f"Of that: {', '.join(parts)}."),
+    ]
+    if s.by_phase:
+        evidence.append(
+            Evidence("By phase, without communication: " + ", ".join(f"{p} {_signed(v)}" for p, v in s.by_phase.items()) + ".")
+        )
+    evidence.append(Evidence(reason))
+    victims = {r: w for r, w in waiting.by_victim.items() if r != s.rank and w > 0}
+    if victims:
+        told = ", ".join(f"rank {r} {time(w)}" for r, w in sorted(victims.items(), key=lambda i: -i[1])[:4])
+        evidence.append(
+            Evidence(f"Waiting per step meanwhile: {told}; rank {s.rank} itself {time(waiting.by_victim.get(s.rank, 0))}.")
+        )
+    return Finding(
+        rule=rule,
+        severity=severity_of(s.cost_ns / whole),
+        title=f"Rank {s.rank} needs {time(s.excess_ns)} longer for {where} than its peers",
+        ranks=(s.rank,),
+        steps=s.steps,
+        seconds_per_step=s.cost_ns / 1e9,
+        evidence=tuple(evidence),
+        why=f"rank {s.rank} {verb} {where} {time(s.excess_ns)} longer than {peers}, in {times}; {cause}",
+        next=_look(s, rule),
+        apply=_look(s, rule),
+        verify=f"measure the same command again after the repair: rank {s.rank}'s step without communication should fall by about {time(s.cost_ns)}",
+        share=s.cost_ns / whole,
+    )
+
+
+def _signed(ns: int) -> str:
+    return f"{'+' if ns > 0 else ''}{time(ns)}"
+
+
+def _cause(s: Straggler) -> tuple[str, str]:
+    """The cause in a few words, and in a sentence."""
+    work = abs(s.operators - s.peer_operators) <= _SAME_WORK * max(s.peer_operators, 1)
+    counts = f"{counted(s.operators, 'operation')} per step on rank {s.rank}, {s.peer_operators:,} on its peers"
+    if not work:
+        return "it has different work", f"The work differs: {counts}."
+    gc = "garbage collection was not recorded"
+    if s.gc_ns is not None:
+        gc = f"garbage collection took {time(s.gc_ns)} per step" if s.gc_ns > 0 else "no garbage collection"
+        if s.gc_ns > _GC_SHARE * s.excess_ns:
+            return f"garbage collection takes {time(s.gc_ns)} of it", f"The work is the same ({counts}); {gc}."
+    same_input = s.by_key["idle_input_ns"] < s.excess_ns / 10
+    told = "same work" + (", same input time" if same_input else "") + (", no GC" if s.gc_ns is not None else "")
+    slow = "the machine is slow" if s.main_key == "compute_ns" else "its host code is slow"
+    return f"{told}: {slow}", f"The work is the same ({counts}); {gc}."
+
+
+def _look(s: Straggler, rule: str) -> str:
+    if rule == HostRank.id:
+        return f"profile rank {s.rank}'s Python between its operations: what runs there and not on its peers?"
+    return f"look at rank {s.rank}'s host and device: clocks, temperature, other processes"
+
+
+class LateEntry:
+    """One rank enters the step later than the others, without being slower afterwards."""
+
+    id = "straggler.late_entry"
+
+    def find(self, study: Lens) -> Iterator[Finding]:
+        """Abstains where a rank was found slow, and where the last rank also needs longer than its peers to arrive."""
+        result: LatenessResult = study.result("lateness")
+        whole = step_ns(study.result("accounting"))
+        if result.rank is not None and result.cost_ns >= _LATE_SHARE * whole:
+            yield self._finding(study, result.rank, result.cost_ns, whole, result.steps)
+
+    def _finding(self, study: Lens, rank: int, cost: float, whole: float, late: tuple[Late, ...]) -> Finding:
+        waiting: WaitingResult = study.result("waiting")
+        comm: CommResult = study.result("comm")
+        operations = waiting.operations[rank]
+        first = late[0]
+        steps = tuple(x.step for x in late)
+        single = len(steps) == 1
+        rows: dict[int, list[int]] = {}
+        for operation in operations:
+            for part, event in operation.events.items():
+                rows.setdefault(part, []).append(event)
+        lag = f"between {time(first.least)} and {time(first.most)}" if first.least != first.most else time(first.most)
+        unclear = (
+            "one captured step cannot tell a late rank from a profiler that started late on it: capture at least three steps"
+            if single
+            else f"look at the end of rank {rank}'s previous step: logging, evaluation, checkpoint, data"
+        )
+        total = sum(waiting.by_culprit.values())
+        ids = [o.id for o in operations]
+        evidence = (
+            Evidence(
+                f"Last in {named('operation', ids)}; {time(cost)} of {time(total)} exposed waiting per rank and step is for it.",
+                {p: tuple(r) for p, r in rows.items()},
+            ),
+            Evidence(
+                f"Rank {rank} enters step {first.step} {lag} after the others; from there to its first operation it needs"
+                f" {time(first.needs)}, the others {time(first.needs_least)} to {time(first.needs_most)}."
+            ),
+        )
+        return Finding(
+            rule=self.id, severity=severity_of(cost / whole),
+            title=f"Rank {rank} enters the step up to {time(max(x.most for x in late))} after the others, and they wait for it",
+            ranks=(rank,), steps=steps, seconds_per_step=cost / 1e9, evidence=evidence,
+            why=f"rank {rank} enters step {first.step} {lag} after the others; from there to its first {_word(comm, first.step)} it needs"
+            f" {time(first.needs)}, the others {time(first.needs_least)} to {time(first.needs_most)}. It is late, not slow",
+            next=unclear, apply="nothing yet: the cause lies before the capture" if single else unclear,
+            verify="capture three steps or more and report again: if the rank enters late in all of them, look at the end of its step",
+            share=cost / whole,
+        )  # fmt: skip
+
+
+def _word(comm: CommResult, step: int) -> str:
+    first = next((o for o in comm.operations if o.step == step and not o.one_sided), None)
+    return first.op.replace("_", "-") if first else "operation"

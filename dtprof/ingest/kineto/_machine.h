@@ -1,0 +1,416 @@
+/* The way through a file: header, events, back to the header; and back into step after damage. */
+#ifndef DTPROF_MACHINE_H
+#define DTPROF_MACHINE_H
+
+#include "_events.h"
+
+enum { RAW_METADATA, RAW_KEY, RAW_VALUE };
+
+/* ---- keeping an event ---- */
+
+static void keep_raw(Scan *s, int kind, const char *p, const char *end) {
+    push_i64(&s->guard, &s->raw_start, s->raw.count);
+    push_i64(&s->guard, &s->raw_start, kind);
+    push_i64(&s->guard, &s->raw_start, offset_of(s, p));
+    push_bytes(&s->guard, &s->raw, p, end - p);
+}
+
+static double read_double(Span t) {
+    char copy[64], *end;
+    if (t.n && *t.p == '"')
+        t.p++, t.n -= 2;
+    if (t.n <= 0 || t.n >= (int64_t)sizeof copy || !(is_digit(*t.p) || strchr("+-.", *t.p)))
+        return NAN;
+    memcpy(copy, t.p, (size_t)t.n);
+    copy[t.n] = 0;
+    double value = strtod(copy, &end);
+    return end == copy + t.n ? value : NAN;
+}
+
+static void keep_args(Scan *s, Event *ev, int64_t row, int32_t name_code, int memory) {
+    Guard *guard = &s->guard;
+    for (uint64_t left = ev->present >> 2 << 2; left; left &= left - 1) {
+        int slot = __builtin_ctzll(left), kind = s->slot_kind[slot];
+        Arg *arg = &s->args[slot];
+        if ((kind == ARG_MEMORY) != memory)
+            continue;
+        if (kind == ARG_TEXT || kind == ARG_COMM_TEXT) {
+            if (kind == ARG_COMM_TEXT && !(name_code >= 0 && s->names.flags.data[name_code] & TEXT_COMM))
+                continue;
+            int32_t code = code_of(s, &arg->texts, ev->value[slot].text);
+            push_i32(guard, &arg->values, code);
+        } else if (kind == ARG_FLOAT) {
+            push_f64(guard, &arg->values, read_double(ev->value[slot].text));
+        } else {
+            push_i64(guard, &arg->values, ev->value[slot].i);
+        }
+        push_i32(guard, &arg->rows, (int32_t)row);
+    }
+}
+
+static inline int64_t dense(const Event *ev, int slot) { return ev->present >> slot & 1 ? ev->value[slot].i : MISSING; }
+
+static int64_t keep_span(Scan *s, Event *ev, const char *e, int64_t dur) {
+    Guard *guard = &s->guard;
+    int64_t row = s->ts.count;
+    if (row == INT32_MAX)
+        longjmp(guard->out_of_memory, 1);
+    int32_t name = code_of(s, &s->names, ev->name);
+    push_i32(guard, &s->cat_codes, code_of(s, &s->cats, ev->cat));
+    push_i32(guard, &s->name_codes, name);
+    push_i32(guard, &s->track_codes, track_of(s, ev, e));
+    push_i64(guard, &s->dur, dur);
+    push_i64(guard, &s->correlation, dense(ev, SLOT_CORRELATION));
+    push_i64(guard, &s->external, dense(ev, SLOT_EXTERNAL));
+    keep_args(s, ev, row, name, 0);
+    push_i64(guard, &s->ts, ev->ts);
+    return row;
+}
+
+/* Begun spans wait in their own column: dur holds -2 - (row + 1 of the begun span around it, or 0). */
+static int64_t *open_span(Scan *s, int32_t track) {
+    while (s->open_top.count <= track)
+        push_i64(&s->guard, &s->open_top, 0);
+    return (int64_t *)(void *)s->open_top.data + track;
+}
+
+static void end_span(Scan *s, Event *ev, const char *start, const char *e) {
+    int64_t *top = open_span(s, track_of(s, ev, e)), *dur = (int64_t *)(void *)s->dur.data;
+    const int32_t *names = (const int32_t *)(void *)s->name_codes.data;
+    int32_t name = code_of(s, &s->names, ev->name);
+    int64_t row = *top - 1;
+    while (row >= 0 && name >= 0 && names[row] != name)
+        row = -2 - dur[row] - 1;
+    if (row < 0) {
+        note(s, FLAW_UNPAIRED, start);
+        return;
+    }
+    for (int64_t inner = *top - 1; inner != row;) { /* begun inside, never ended */
+        int64_t around = -2 - dur[inner] - 1;
+        dur[inner] = MISSING;
+        s->dead++;
+        note(s, FLAW_UNPAIRED, start);
+        inner = around;
+    }
+    *top = -2 - dur[row];
+    dur[row] = ev->ts - ((int64_t *)(void *)s->ts.data)[row];
+    if (dur[row] < 0 || dur[row] > MAX_DURATION) {
+        note(s, dur[row] < 0 ? FLAW_NEGATIVE : FLAW_TIME, start);
+        dur[row] = MISSING;
+        s->dead++;
+        return;
+    }
+    for (int slot = 0; slot < 2; slot++)
+        if (ev->present >> slot & 1)
+            ((int64_t *)(void *)(slot ? s->external : s->correlation).data)[row] = ev->value[slot].i;
+    keep_args(s, ev, row, names[row], 0);
+}
+
+static int flow_number(Span id, int64_t *out) {
+    if (id.kind == 's' && id.n > 2 && id.n <= 17 && id.p[0] == '0' && lower(id.p[1]) == 'x') {
+        uint64_t v = 0;
+        for (int64_t i = 2; i < id.n; i++) {
+            char c = lower(id.p[i]);
+            if (!is_digit(c) && !(c >= 'a' && c <= 'f'))
+                return 0;
+            v = v << 4 | (uint64_t)(is_digit(c) ? c - '0' : c - 'a' + 10);
+        }
+        *out = (int64_t)v;
+        return 1;
+    }
+    return id.kind && decimal(id.p, id.n, 0, out) == IS_NUMBER;
+}
+
+static void keep_flow(Scan *s, Event *ev, const char *start, const char *e) {
+    int64_t id = 0;
+    if (!flow_number(ev->id, &id)) {
+        note(s, FLAW_FLOW, start);
+        return;
+    }
+    push_i8(&s->guard, &s->flow_phase, ev->ph == 's' ? 0 : ev->ph == 't' ? 1 : 2);
+    push_i64(&s->guard, &s->flow_id, id);
+    push_i32(&s->guard, &s->flow_track, track_of(s, ev, e));
+    push_i32(&s->guard, &s->flow_cat_codes, code_of(s, &s->flow_cats, ev->cat));
+    push_i64(&s->guard, &s->flow_ts, ev->ts);
+}
+
+static void keep_event(Scan *s, const char *start, const char *end, const char *e) {
+    Event *ev = &s->event;
+    int span = ev->ph == 'X' || ev->ph == 'B' || ev->ph == 'E', flow = ev->ph == 's' || ev->ph == 't' || ev->ph == 'f';
+    int memory = ev->ph == 'i' && ev->name.kind == 's' && ev->name.n == 8 && !memcmp(ev->name.p, "[memory]", 8);
+    s->events_total++;
+    if (span || flow || memory) {
+        if (ev->ts == MISSING || ev->ts > MAX_TIME || ev->ts < -MAX_TIME)
+            ev->flaws |= 1u << FLAW_TIME;
+        if (ev->ph == 'X' && (ev->dur == MISSING || ev->dur > MAX_DURATION))
+            ev->flaws |= 1u << FLAW_TIME;
+        else if (ev->ph == 'X' && ev->dur < 0)
+            ev->flaws |= 1u << FLAW_NEGATIVE;
+    }
+    if (ev->flaws) {
+        const unsigned fatal = 1u << FLAW_TWICE | 1u << FLAW_TIME | 1u << FLAW_NEGATIVE;
+        if (ev->flaws & fatal)
+            ev->flaws &= ~(1u << FLAW_NUMBER);
+        for (int flaw = 0; flaw < FLAW_COUNT; flaw++)
+            if (ev->flaws >> flaw & 1)
+                note(s, flaw, start);
+        if (ev->flaws & fatal)
+            return;
+    }
+    if (ev->ph == 'X') {
+        keep_span(s, ev, e, ev->dur);
+    } else if (ev->ph == 'B') {
+        int64_t *top = open_span(s, track_of(s, ev, e));
+        *top = keep_span(s, ev, e, -2 - *top) + 1;
+    } else if (ev->ph == 'E') {
+        end_span(s, ev, start, e);
+    } else if (flow) {
+        keep_flow(s, ev, start, e);
+    } else if (memory) {
+        keep_args(s, ev, s->memory_ts.count, -1, 1);
+        push_i64(&s->guard, &s->memory_ts, ev->ts);
+    } else if (ev->ph == 'M') {
+        keep_raw(s, RAW_METADATA, start, end);
+    }
+}
+
+/* ---- the way through the file ---- */
+
+enum { NOT_ENOUGH = -1, NO, YES, YES_PH };
+
+/* Does the brace at p open an event? Its first key tells. */
+static int opens_event(const char *p, const char *e) {
+    static const char *const keys[] = {"ph", "name", "cat", "ts", "dur", "pid", "tid", "args", "id", "bp", "s", "tts", "cname"};
+    const char *key;
+    int64_t n;
+    p++;
+    SKIP_SPACE(p);
+    if (*p != '"')
+        return p >= e ? NOT_ENOUGH : NO;
+    for (key = ++p; *p >= 'a' && *p <= 'z' && p - key < 6;)
+        p++;
+    if (*p != '"')
+        return p >= e ? NOT_ENOUGH : NO;
+    n = p++ - key;
+    SKIP_SPACE(p);
+    if (*p != ':')
+        return p >= e ? NOT_ENOUGH : NO;
+    for (unsigned i = 0; i < sizeof keys / sizeof *keys; i++)
+        if ((int64_t)strlen(keys[i]) == n && !memcmp(keys[i], key, (size_t)n))
+            return i ? YES : YES_PH;
+    return NO;
+}
+
+/* Does the quote at p open a top-level member? */
+static int opens_member(const char *p, const char *e) {
+    static const char *const keys[] = {"traceEvents", "distributedInfo", "baseTimeNanoseconds", "deviceProperties", "schemaVersion",
+                                       "displayTimeUnit", "traceName", "trace_id", "record_shapes", "with_stack"};
+    const char *key = ++p;
+    for (; p < e && *p != '"' && p - key < 20;)
+        p++;
+    if (*p != '"')
+        return p >= e ? NOT_ENOUGH : NO;
+    int64_t n = p++ - key;
+    SKIP_SPACE(p);
+    if (*p != ':')
+        return p >= e ? NOT_ENOUGH : NO;
+    for (unsigned i = 0; i < sizeof keys / sizeof *keys; i++)
+        if ((int64_t)strlen(keys[i]) == n && !memcmp(keys[i], key, (size_t)n))
+            return YES;
+    return NO;
+}
+
+static const char *lose(Scan *s, int flaw, const char *p, const char *resume) {
+    note(s, flaw, p);
+    note_break(s, p);
+    s->state = RESYNC;
+    return resume;
+}
+
+/* To the next event or top-level member after damage. */
+static const char *step_resync(Scan *s, const char *p, const char *e, int final) {
+    for (const char *start = p; p < e; p++) {
+        int found = *p == '{' ? opens_event(p, e) : *p == '"' ? opens_member(p, e) : NO;
+        if (found == NOT_ENOUGH && !final)
+            return p == start ? MORE : p;
+        if (found > NO) {
+            s->state = *p == '{' ? IN_EVENTS : IN_HEADER;
+            s->need_comma = 0;
+            s->resyncing = 1;
+            return p;
+        }
+        if (!is_space(*p))
+            s->last_byte = *p;
+    }
+    return p;
+}
+
+static const char *step_start(Scan *s, const char *p, const char *e) {
+    if (e - p >= 3 && !memcmp(p, "\xef\xbb\xbf", 3))
+        p += 3;
+    SKIP_SPACE(p);
+    if (p >= e)
+        return p;
+    if (*p == '{') {
+        int found = opens_event(p, e);
+        if (found == NOT_ENOUGH)
+            return MORE;
+        s->state = IN_HEADER;
+        if (found == YES_PH) { /* events without the array around them */
+            note(s, FLAW_GARBAGE, p);
+            s->state = IN_EVENTS, s->bare = 1, s->arrays = 1;
+            return p;
+        }
+        return p + 1;
+    }
+    if (*p == '[') {
+        s->state = IN_EVENTS, s->bare = 1, s->arrays = 1;
+        return p + 1;
+    }
+    return lose(s, FLAW_HEADER, p, p);
+}
+
+static const char *enter_events(Scan *s, const char *p) {
+    s->state = IN_EVENTS;
+    s->need_comma = s->resyncing = s->any_event = 0;
+    s->arrays++;
+    return p;
+}
+
+static const char *step_header(Scan *s, const char *p, const char *e) {
+    const char *start, *end, *value, *q;
+    int found;
+    unsigned flaws = 0;
+    SKIP_SPACE(p);
+    if (p >= e)
+        return p;
+    start = p;
+    if (*p == ',')
+        return p + 1;
+    if (*p == '}') {
+        s->state = AFTER_END;
+        return p + 1;
+    }
+    if (*p == '{') { /* the array was closed too early */
+        found = opens_event(p, e);
+        if (found == NOT_ENOUGH)
+            return MORE;
+        if (found > NO)
+            return lose(s, FLAW_GARBAGE, p, p);
+    }
+    if (*p != '"')
+        return lose(s, FLAW_HEADER, p, p + 1);
+    end = string_end(p + 1, e);
+    if (end == MORE)
+        return MORE;
+    value = end + 1;
+    SKIP_SPACE(value);
+    if (*value != ':')
+        return value >= e ? MORE : lose(s, FLAW_HEADER, start, start + 1);
+    value++;
+    SKIP_SPACE(value);
+    int events = end - start == 12 && !memcmp(start, "\"traceEvents", 12);
+    if (*value == '[') {
+        q = value + 1;
+        SKIP_SPACE(q);
+        if (events) {
+            if (s->arrays)
+                note(s, FLAW_AGAIN, start);
+            return enter_events(s, q);
+        }
+        found = *q == '{' ? opens_event(q, e) : q >= e ? NOT_ENOUGH : NO;
+        if (found == NOT_ENOUGH)
+            return MORE;
+        if (found == YES_PH) {
+            note(s, FLAW_KEY, start);
+            return enter_events(s, q);
+        }
+    } else if (events && *value == '{') {
+        found = opens_event(value, e);
+        if (found == NOT_ENOUGH)
+            return MORE;
+        if (found > NO) { /* the array's bracket is missing */
+            note(s, FLAW_GARBAGE, value);
+            return enter_events(s, value);
+        }
+    }
+    q = skip_value(value, e, &flaws);
+    if (q == MORE)
+        return MORE;
+    if (q == BAD || events)
+        return lose(s, FLAW_HEADER, start, start + 1);
+    keep_raw(s, RAW_KEY, start + 1, end);
+    keep_raw(s, RAW_VALUE, value, q);
+    return q;
+}
+
+static const char *step_events(Scan *s, const char *p, const char *e) {
+    SKIP_SPACE(p);
+    if (p >= e)
+        return p;
+    if (*p == ',') {
+        if (!s->need_comma && !s->resyncing)
+            note(s, FLAW_COMMA, p);
+        s->need_comma = 0;
+        return p + 1;
+    }
+    if (*p == ']') {
+        if (!s->need_comma && s->any_event && !s->resyncing)
+            note(s, FLAW_COMMA, p);
+        s->state = s->bare ? AFTER_END : IN_HEADER;
+        return p + 1;
+    }
+    if (*p != '{')
+        return lose(s, FLAW_GARBAGE, p, p);
+    const char *q = read_event(s, p, e);
+    if (q == MORE)
+        return MORE;
+    if (q == BAD)
+        return lose(s, FLAW_BROKEN, p, p + 1);
+    if (!(s->event.keys & KEY_PH)) {
+        if (s->resyncing) { /* some object inside the damage */
+            s->state = RESYNC;
+            return p + 1;
+        }
+        note(s, FLAW_NO_PH, p);
+    } else {
+        if (s->need_comma)
+            note(s, FLAW_COMMA, p);
+        keep_event(s, p, q, e);
+        s->resyncing = 0;
+    }
+    s->need_comma = s->any_event = 1;
+    return q;
+}
+
+/* Reads from p until at least stop, or until more bytes are needed. Returns the first byte not consumed. */
+static const char *advance(Scan *s, const char *p, const char *stop, const char *e, int final) {
+    while (p < stop) {
+        const char *q = p;
+        switch (s->state) {
+        case AT_START: q = step_start(s, p, e); break;
+        case IN_HEADER: q = step_header(s, p, e); break;
+        case IN_EVENTS: q = step_events(s, p, e); break;
+        case RESYNC: q = step_resync(s, p, e, final); break;
+        case AFTER_END:
+            SKIP_SPACE(q);
+            if (q < e)
+                q = lose(s, FLAW_GARBAGE, q, q);
+            break;
+        }
+        if (q == MORE) {
+            if (!final && e - p <= MAX_PIECE)
+                return p;
+            if (!s->ends_inside)
+                note(s, final ? FLAW_TRUNCATED : FLAW_BROKEN, p);
+            s->ends_inside = final;
+            note_break(s, p);
+            s->state = RESYNC;
+            q = p + 1;
+        }
+        p = q;
+    }
+    return p;
+}
+
+#endif
