@@ -86,8 +86,9 @@ def _bar(row: BudgetRow, left: float, y: float, per_ns: float, scale: Scale) -> 
     total = time(row.total)
     marks.append(svg.text(x + 9, y + 16, total, strong))
     note_x = x + 9 + svg.width_of(total, bold=True) + 8
-    if row.note and note_x + svg.width_of(row.note) <= WIDTH:
-        marks.append(svg.text(note_x, y + 16, row.note, "m"))
+    fitting = [n for n in (row.note, row.note.partition(";")[0]) if n and note_x + svg.width_of(n) <= WIDTH]
+    if fitting:
+        marks.append(svg.text(note_x, y + 16, fitting[0], "m"))
     return marks
 
 

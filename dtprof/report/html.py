@@ -17,6 +17,12 @@ from dtprof.report.palette import PARTS, tokens
 from dtprof.report.wording import emphasis
 
 NO_STEPS = "No step is marked in this run, so no time per step can be given. Mark steps with <code>prof.step()</code>."
+SUMS = "The parts of each rank sum to its step exactly: nothing is counted twice, nothing is left over."
+ENDS_TOGETHER = (
+    "An operation ends on all ranks together, so the shortest participation is the transfer and the rest of a rank’s "
+    'time is <span class="w">waiting</span>; the <span class="t">transfer</span> is the thin end of each line.'
+)
+STRIPED = " Striped: waiting and moving cannot be told apart; ≤ marks an upper bound."
 _EMPHASIS = {"wait": "w", "compute": "c", "transfer": "t"}
 
 
@@ -64,7 +70,7 @@ def _head(facts: Facts) -> str:
     lead, meaning, rest = emphasis(verdict.verdict)
     marked = f'<span class="{_EMPHASIS[meaning]}">{escape(lead)}</span>' if meaning else ""
     commands = "".join(f'<span class="cmd">{escape(c)}</span>' for c in verdict.commands)
-    following = "<br>".join(inline(sentence) for sentence in verdict.next)
+    following = "".join(f"<p>{inline(sentence)}</p>" for sentence in verdict.next)
     return (
         f'<div class="head"><div class="eyebrow">dtprof report</div><h1>{escape(facts.name)}{which}</h1>'
         f'<div class="meta">{escape(" · ".join(filter(None, [verdict.header, *_provenance(facts)])))}</div></div>'
@@ -92,9 +98,7 @@ def _budget(facts: Facts, rows: list[BudgetRow]) -> str:
     average = mean(rows) if len(rows) > 1 else None
     shares = facts.accounting.mean_shares()
     thin = [f"{PARTS[k].label} {percent(shares[k])}" for k in charts.undrawn([*drawn, *([average] if average else [])])]
-    sub = [
-        f"{basis(facts)} in {scale.unit}. The parts of each rank sum to its step exactly: nothing is counted twice, nothing is left over."
-    ]
+    sub = [f"{basis(facts)} in {scale.unit}. {SUMS}"]
     if len(rows) > 1:
         sub.append("Percentages are means over the ranks.")
     if thin:
@@ -109,12 +113,7 @@ def _operations(facts: Facts) -> str:
     chosen = select(facts.comm.operations)
     if not chosen.total:
         return _section("Communication", "No communication operation is in this run.", "")
-    sub = (
-        "An operation ends on all ranks together, so the shortest participation is the transfer and the rest of a rank’s time is "
-        '<span class="w">waiting</span>; the <span class="t">transfer</span> is the thin end of each line.'
-    )
-    if any(o.transfer_ns is None for o in chosen.operations):
-        sub += " Striped: waiting and moving cannot be told apart; ≤ marks an upper bound."
+    sub = ENDS_TOGETHER + (STRIPED if any(o.transfer_ns is None for o in chosen.operations) else "")
     if chosen.sentence:
         sub += " " + escape(chosen.sentence)
     return _section(chosen.heading, sub, f'<div class="wide">{operations_table(facts, chosen)}</div>')

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from dtprof.analyse.results import ACCOUNTING, Operation
+from dtprof.analyse.results import ACCOUNTING, KernelRow, Operation
 from dtprof.findings import Finding
 from dtprof.report import charts
 from dtprof.report.budget import MANY, BudgetRow, mean, shown
@@ -114,11 +114,11 @@ def _finding(finding: Finding, scale: Scale) -> str:
             ("Verify", finding.verify or NOT_KNOWN),
         )
     )
-    return (
-        f'<article class="finding"><header><span class="sev {finding.severity}">{SIGNS[finding.severity]} {finding.severity}</span>'
-        f'<div><h3>{inline(finding.title)}</h3><div class="meta"><code>{escape(finding.rule)}</code> · {escape(place(finding))}</div></div>'
-        f'<span class="price"><i>costs</i> {cost(finding, scale)}{small}</span></header><dl>{proof}{body}</dl></article>'
-    )
+    sign = f'<span class="sev {finding.severity}">{SIGNS[finding.severity]} {finding.severity}</span>'
+    meta = f'<div class="meta"><code>{escape(finding.rule)}</code> · {escape(place(finding))}</div>'
+    costs = f'<span class="price"><i>costs</i> {cost(finding, scale)}{small}</span>'
+    head = f"<header>{sign}<div><h3>{inline(finding.title)}</h3>{meta}</div>{costs}</header>"
+    return f'<article class="finding">{head}<dl>{proof}{body}</dl></article>'
 
 
 def inline(text: str) -> str:
@@ -143,24 +143,28 @@ def kernels_table(facts: Facts) -> str:
     if not rows:
         return ""
     top, others = rows[:TOP_KERNELS], rows[TOP_KERNELS:]
-    total, median = Scale.of([*(k.total_ns for k in top), sum(k.total_ns for k in others)]), Scale.of(k.median_ns for k in top)
+    rest = KernelRow(
+        f"other: {count(len(others))} names", "other", sum(k.count for k in others), sum(k.total_ns for k in others), 0,
+        sum(k.share for k in others),
+    )  # fmt: skip
+    total, median = Scale.of(k.total_ns for k in [*top, rest]), Scale.of(k.median_ns for k in top)
     body = "".join(
-        f'<tr><td><code title="{escape(k.name)}">{escape(_short(k.name))}</code></td><td>{k.kind}</td><td class="n">{count(k.count)}</td>'
-        f'<td class="n" title="{count(k.total_ns)} ns">{total.text(k.total_ns)}</td>'
-        f'<td class="n" title="{count(k.median_ns)} ns">{median.text(k.median_ns)}</td><td class="n">{percent(k.share)}</td></tr>'
-        for k in top
+        _kernel(k, total, f'<td class="n" title="{count(k.median_ns)} ns">{median.text(k.median_ns)}</td>') for k in top
     )
     if others:
-        spent, calls = sum(k.total_ns for k in others), sum(k.count for k in others)
-        body += (
-            f'<tr><td>other: {count(len(others))} names</td><td>all kinds</td><td class="n">{count(calls)}</td>'
-            f'<td class="n">{total.text(spent)}</td><td class="n muted">many</td><td class="n">{percent(sum(k.share for k in others))}</td></tr>'
-        )
-    return (
-        '<table class="kernels"><thead><tr><th>kernel</th><th>kind</th><th class="n">count</th>'
-        f'<th class="n">total<br>{total.unit}</th><th class="n">median<br>{median.unit}</th><th class="n">share</th></tr></thead>'
-        f"<tbody>{body}</tbody></table>"
+        body += _kernel(rest, total, '<td class="n muted">many</td>')
+    head = (
+        '<th>kernel</th><th>kind</th><th class="n">count</th>'
+        f'<th class="n">total<br>{total.unit}</th><th class="n">median<br>{median.unit}</th><th class="n">share</th>'
     )
+    return f'<table class="kernels"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _kernel(kernel: KernelRow, scale: Scale, median: str) -> str:
+    name = f'<code title="{escape(kernel.name)}">{escape(_short(kernel.name))}</code>'
+    total = f'<td class="n" title="{count(kernel.total_ns)} ns">{scale.text(kernel.total_ns)}</td>'
+    cells = f'<td>{name}</td><td>{kernel.kind}</td><td class="n">{count(kernel.count)}</td>{total}{median}'
+    return f'<tr>{cells}<td class="n">{percent(kernel.share)}</td></tr>'
 
 
 def _short(name: str) -> str:

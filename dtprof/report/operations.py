@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtprof.analyse.results import Operation
+from dtprof.report.budget import MANY
 from dtprof.report.facts import Facts
-from dtprof.report.numbers import NOT_KNOWN, listing, named, size, spelled, time
+from dtprof.report.numbers import NOT_KNOWN, named, size, spelled, time
 
 WORST = 20
 
@@ -117,19 +118,15 @@ def group_words(group: str) -> str:
     return f"group {group}"
 
 
-def participants(operation: Operation, last: frozenset[int] = frozenset()) -> list[tuple[int, str]]:
-    """Ranks to draw, with a word: all up to 16; above, the shortest, median and longest and the last arriver."""
+def participants(operation: Operation, culprits: frozenset[int] = frozenset()) -> list[tuple[int, str]]:
+    """Ranks to draw, with a word: all up to 16; above, shortest, median, longest, last, culprits; at most eight."""
     ranks = sorted(operation.dur_ns)
-    if len(ranks) <= 16:
+    if len(ranks) <= MANY:
         return [(rank, "") for rank in ranks]
     by_time = sorted(ranks, key=lambda r: operation.dur_ns[r])
     picks = {by_time[0]: "shortest", by_time[len(by_time) // 2]: "median", by_time[-1]: "longest"}
-    for rank in sorted(last | ({operation.last_rank} if operation.last_rank is not None else set())):
-        if rank in operation.dur_ns:
+    others = [operation.last_rank, *sorted(culprits)]
+    for rank in others:
+        if rank is not None and rank in operation.dur_ns:
             picks.setdefault(rank, "last" if rank == operation.last_rank else "culprit")
-    return sorted(picks.items())[:8]
-
-
-def rank_words(operations: Sequence[Operation]) -> str:
-    """``ranks 0 to 7``: who takes part in any of these operations."""
-    return "ranks " + listing(rank for o in operations for rank in o.dur_ns)
+    return list(picks.items())[:8]
