@@ -1,0 +1,1 @@
+"""What the sample jobs share: model, data, loop, options, faults."""
