@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import IO, Literal
 
@@ -36,8 +37,10 @@ def print_report(facts: Facts, file: IO[str] | None = None, width: int | None = 
     coloured = colour if colour is not None else console.color_system in ("256", "truecolor") and not console.no_color
     if colour is False:
         console.no_color = True
-    for line in render(facts, console.width, coloured, dark_terminal()):
-        console.print(line, soft_wrap=True)
+    with console.capture() as capture:
+        for line in render(facts, console.width, coloured, dark_terminal()):
+            console.print(line, soft_wrap=True)
+    (file or sys.stdout).write(capture.get())
 
 
 def dark_terminal() -> bool:

@@ -1,0 +1,7 @@
+"""``python -m dtprof``."""
+
+import sys
+
+from dtprof.cli import main
+
+sys.exit(main())

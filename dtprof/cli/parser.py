@@ -1,0 +1,103 @@
+"""Which verb, with which arguments: verbs are found by name and imported only when they are used."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from dtprof.errors import PluginError
+from dtprof.plugins import announced, load
+from dtprof.protocols import Command
+
+# built-in verbs: where they are and what they do, in words that need no import
+BUILT_IN = {
+    "report": ("dtprof.cli.report:ReportCommand", "accounting, collectives and findings of a run or of a trace folder or file"),
+    "plugins": ("dtprof.cli.plugins:PluginsCommand", "what is installed, from where, and what is broken"),
+}
+# what contributed verbs of this distribution do; others are listed with their package
+SUMMARIES = {"job": "a reference training job under torchrun, measured"}
+
+
+class UsageError(Exception):
+    """A command line that makes no sense; the message is one line with the remedy."""
+
+
+class Help(Exception):  # noqa: N818
+    """The user asked for help and has it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our errors: one line that names what is wrong and where to look it up."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing usage and leaving with 2."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Raise instead of ending the process: only main does that."""
+        raise Help
+
+
+def parse(words: Sequence[str]) -> tuple[Command | None, argparse.Namespace]:
+    """The verb and its arguments; (None, …) where help was asked for and has been printed."""
+    before = [w for w in words if w == "--debug"][: 1 if words[0] == "--debug" else 0]
+    rest = list(words[len(before) :])
+    if not rest:
+        raise UsageError("no verb given; try dtprof report PATH, or dtprof --help")
+    name = rest[0]
+    if name.startswith("-"):
+        raise UsageError(f"unknown option {name} before the verb; see dtprof --help")
+    command = find_command(name)
+    parser = Parser(prog=f"dtprof {name}", description=command.summary, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout; messages go to stderr")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    command.configure(parser)
+    try:
+        return command, parser.parse_args(rest[1:])
+    except Help:
+        return None, argparse.Namespace()
+
+
+def find_command(name: str) -> Command:
+    """The command of that verb, imported now; UsageError where there is none, PluginError where it is broken."""
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name][0].partition(":")
+        made: Command = getattr(import_module(module), attribute)()
+        return made
+    for entry in announced("commands"):
+        if entry.name == name:
+            plugin = load(entry, "commands")
+            if plugin.error:
+                raise PluginError(
+                    f"the verb {name} of {plugin.package} cannot be loaded ({plugin.error})", "see dtprof plugins"
+                )
+            command: Command = plugin.value()
+            return command
+    verbs = sorted({*BUILT_IN, *(e.name for e in announced("commands"))})
+    near = difflib.get_close_matches(name, verbs, 1)
+    guess = f"did you mean {near[0]}?" if near else f"verbs are {', '.join(verbs)}"
+    raise UsageError(f"unknown verb {name!r}; {guess}")
+
+
+def help_text() -> str:
+    """The list of verbs, without importing any of them."""
+    verbs = {name: summary for name, (_, summary) in BUILT_IN.items()}
+    for entry in announced("commands"):
+        package = entry.dist.name if entry.dist else "another package"
+        verbs.setdefault(entry.name, SUMMARIES.get(entry.name, f"contributed by {package}"))
+    wide = max(map(len, verbs)) + 2
+    lines = [f"  {name:{wide}}{summary}" for name, summary in verbs.items()]
+    return "\n".join([
+        "usage: dtprof VERB …    dtprof VERB --help    dtprof --version",
+        "",
+        "Profiling and diagnostics for distributed PyTorch training.",
+        "",
+        *lines,
+        "",
+        "Every verb takes --json and --help. Exit codes: 0 done, 1 a check failed, 2 inconclusive,",
+        "3 bad input or usage, 4 something needed is not installed.",
+        "",
+    ])  # fmt: skip
