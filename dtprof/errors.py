@@ -32,15 +32,15 @@ class InputError(DtprofError):
     """A path, an option or a file's content is not usable."""
 
 
-class NotATrace(InputError):
+class NotATrace(InputError):  # noqa: N818
     """Nothing at this path is a trace or a run that dtprof knows."""
 
 
-class DamagedRun(InputError):
+class DamagedRun(InputError):  # noqa: N818
     """A run directory whose description cannot be read and cannot be rebuilt."""
 
 
-class MissingExtra(DtprofError):
+class MissingExtra(DtprofError):  # noqa: N818
     """A package or program is missing; ``hint`` is the exact command that installs it."""
 
     exit_code = 4

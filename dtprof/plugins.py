@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -29,15 +30,19 @@ def announced(group: str) -> tuple[EntryPoint, ...]:
     return tuple(sorted(entry_points(group=f"dtprof.{group}"), key=lambda e: e.name))
 
 
+def attempt(call: Callable[[], Any]) -> tuple[Any, str]:
+    """What foreign code returns, or None and what it raised: a broken plugin costs only what it would have given."""
+    try:
+        return call(), ""
+    except Exception as broken:  # noqa: BLE001 - the one border to foreign code outside the training loop
+        return None, f"{type(broken).__name__}: {broken}"
+
+
 def load(entry: EntryPoint, group: str) -> Plugin:
     """Load one plugin; whatever it raises becomes its ``error``."""
     package = entry.dist.name if entry.dist else "?"
     version = entry.dist.version if entry.dist else "?"
-    value, error = None, ""
-    try:
-        value = entry.load()
-    except Exception as broken:
-        error = f"{type(broken).__name__}: {broken}"
+    value, error = attempt(entry.load)
     return Plugin(group, entry.name, package, version, entry.value, value, error)
 
 

@@ -71,6 +71,7 @@ class MemoryStore:
         self._tables = dict(tables)
 
     def load(self, name: str, part: int | None) -> Table | None:
+        """The table, or None."""
         return self._tables.get((name, part))
 
 
@@ -82,6 +83,7 @@ class ParquetStore:
         self._cache: dict[tuple[str, int | None], Table] = {}
 
     def load(self, name: str, part: int | None) -> Table | None:
+        """The table, read on first use, or None."""
         key = (name, part)
         if key not in self._cache:
             path = table_path(self.root, name, part)

@@ -59,7 +59,7 @@ class Table:
 
     @classmethod
     def of(cls, name: str, /, **columns: ColumnData) -> Table:
-        """Build table ``name`` from columns of one length; text columns take texts or ``Strings``, enums take names or codes."""
+        """Table ``name`` from columns of one length; text columns take texts or ``Strings``, enums names or codes."""
         spec = TABLES[name]
         arrays: dict[str, Array] = {}
         values: dict[str, tuple[str, ...]] = {}
@@ -249,7 +249,8 @@ def _from_arrow(column: Column, chunked: pa.ChunkedArray) -> ColumnData:
         if column.kind == "str":
             return Strings(codes, values)
         lut = np.array([column.values.index(v) if v in column.values else -1 for v in values] + [-1], np.int8)
-        return lut[codes]
+        decoded: Array = lut[codes]
+        return decoded
     if column.kind in ("ints", "strs"):
         return list(chunked.to_pylist())
     if column.kind == "bool":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dtprof.analyse.results import AccountingResult, settled
 from dtprof.findings import Severity
 from dtprof.run import Run
-from dtprof.table import Table
 
 # share of the step from which a finding is high, or medium
 HIGH, MEDIUM = 0.15, 0.05
@@ -44,18 +45,13 @@ def ranks_of(accounting: AccountingResult) -> tuple[int, ...]:
     return tuple(sorted({p.rank for p in accounting.parts if p.rank is not None and p.steps}))
 
 
-def ddp_configs(run: Run) -> dict[int, dict[str, object]]:
-    """Part ordinal -> what the DDP collector noted of the wrapper's arguments; empty for other sources."""
+def ddp_models(run: Run) -> dict[int, list[dict[str, Any]]]:
+    """Part ordinal -> what the DDP collector noted of each wrapper's arguments; empty for other sources."""
     out = {}
     for part in run.parts:
-        config = part.extra.get("ddp")
-        if isinstance(config, dict):
-            out[part.ordinal] = config
-        elif isinstance(config, list) and config and isinstance(config[0], dict):
-            out[part.ordinal] = config[0]
+        states = part.extra.get("collectors")
+        for state in states if isinstance(states, list) else []:
+            models = state.get("facts", {}).get("models") if state.get("name") == "ddp" else None
+            if isinstance(models, list) and models:
+                out[part.ordinal] = models
     return out
-
-
-def buckets_of(run: Run, part: int) -> Table:
-    """The DDP buckets of a part."""
-    return run.table("buckets", part)

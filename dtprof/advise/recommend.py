@@ -110,7 +110,8 @@ def _headline(lead: Finding, study: Lens, shares: dict[str, float]) -> tuple[flo
         return waited, f"{percent(waited)} {of} is waiting for {named('rank', lead.ranks)}; {most}"
     return (
         waited,
-        f"{percent(waited)} {of} is waiting for late ranks, {percent(mine / total)} of it for {named('rank', lead.ranks)}; {most}",
+        f"{percent(waited)} {of} is waiting for late ranks, {percent(mine / total)} of it for "
+        f"{named('rank', lead.ranks)}; {most}",
     )
 
 
@@ -141,7 +142,10 @@ def _without_steps(head: str, accounting: AccountingResult) -> Verdict:
     exposed = float(np.mean([share(p, p.device.exposed_comm_ns) for p in busy]))
     compute = float(np.mean([share(p, p.device.compute_ns) for p in busy]))
     doubt = next((p.unreliable for p in busy if p.unreliable), "")
-    text = f"over the whole window the device computes {percent(compute)}, exposed communication takes {percent(exposed)}, {percent(idle)} is idle"
+    text = (
+        f"over the whole window the device computes {percent(compute)}, exposed communication takes "
+        f"{percent(exposed)}, {percent(idle)} is idle"
+    )
     if doubt:
         text = "idle and busy times of this trace cannot be trusted"
     return Verdict(head, text, doubt or "no steps are marked, so nothing can be said per step", (nothing,))
@@ -161,7 +165,10 @@ def _healthy(head: str, study: Lens, shares: dict[str, float]) -> Verdict:
     if stragglers.abstained:
         limit = f"whether a rank is slow could not be told: {stragglers.abstained}"
     else:
-        limit = f"compared {counted(stragglers.steps, 'step')} of {counted(len(ranks_of(accounting)), 'rank')}; a rank less than 10% slower than its peers would not be seen"
+        limit = (
+            f"compared {counted(stragglers.steps, 'step')} of {counted(len(ranks_of(accounting)), 'rank')}; "
+            f"a rank less than 10% slower than its peers would not be seen"
+        )
     return Verdict(
         head, f"nothing stands out; the step is {budget}", limit, ("nothing to do; report again when the step time changes",)
     )

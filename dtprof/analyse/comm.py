@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -33,12 +34,12 @@ def analyse(study: Lens) -> CommResult:
     return CommResult(operations, table, shares, _ungrouped(run), _backend(run))
 
 
-def _operation(row: dict[str, object], shares: Table, mine: list[int], first: set[int], labels: _Labels, run: Run) -> Operation:
+def _operation(row: dict[str, Any], shares: Table, mine: list[int], first: set[int], labels: _Labels, run: Run) -> Operation:
     parts = [int(shares["part"][i]) for i in mine]
     ranks = [int(shares["rank"][i]) for i in mine]
     waits = [None if shares["wait"][i] == MISSING else int(shares["wait"][i]) for i in mine]
     known = sorted(w for w in waits if w is not None)
-    number = int(row["id"])  # type: ignore[call-overload]
+    number = int(row["id"])
     comm = run.table("comm", parts[0])
     at = int(shares["row"][mine[0]])
     bytes_known = comm.text("bytes_known")[at] if at < len(comm) else None
@@ -53,7 +54,7 @@ def _operation(row: dict[str, object], shares: Table, mine: list[int], first: se
         busbw_gb_s=row["busbw"] if precise else None, matched_by=str(row["matched_by"]), one_sided=bool(row["one_sided"]),
         capture_start=number in first, step=row["step"], label=labels.of(parts[0], at),
         events={p: int(shares["event"][i]) for p, i in zip(parts, mine, strict=True)},
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def _capture_starts(run: Run, table: Table, shares: Table, rows_of: dict[int, list[int]]) -> set[int]:

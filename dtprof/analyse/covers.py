@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtprof import intervals
+from dtprof.ingest.phases import phase_of
 from dtprof.intervals import Cover, Ints
 from dtprof.run import Run
 from dtprof.schema import DEVICE_KINDS, MISSING32, PHASES, ROLES
@@ -124,11 +125,10 @@ class PartView:
         return np.flatnonzero(mine & self.events.is_("kind", "range") & (self.lane_device < 0) & self._names_phase(phase))
 
     def _names_phase(self, phase: str) -> NDArray[np.bool_]:
-        from dtprof.ingest.phases import phase_of
-
         names = self.events.values("name")
         lut = np.array([phase_of(n) == phase for n in names] + [False], bool)
-        return lut[self.events["name"]]
+        named: NDArray[np.bool_] = lut[self.events["name"]]
+        return named
 
     @cached_property
     def main_lane(self) -> int | None:
@@ -159,4 +159,5 @@ class PartView:
     def launch_end(self) -> Ints:
         """For each device row the end of its launch call; MISSING32-marked rows are left at -1."""
         launch = self.events["launch"][self.device_rows]
-        return np.where(launch != MISSING32, self.end[np.maximum(launch, 0)], -1)
+        ends: Ints = np.where(launch != MISSING32, self.end[np.maximum(launch, 0)], -1)
+        return ends

@@ -53,7 +53,8 @@ def _table(
 ) -> tuple[tuple[KernelRow, ...], dict[str, int]]:
     totals = {key: int(sum(d.sum() for d in found)) for key, found in durations.items()}
     whole = sum(totals.values()) or 1
-    rows, classes = [], defaultdict(int)
+    rows: list[KernelRow] = []
+    classes: dict[str, int] = defaultdict(int)
     for key in sorted(totals, key=lambda k: -totals[k]):
         name, kind = key
         joined = np.concatenate(durations[key])

@@ -30,7 +30,7 @@ _ERRORS = 4.0
 
 @dataclass(frozen=True)
 class Straggler:
-    """One rank that needs longer than its peers. Times are per step; ``by_key`` and ``by_phase`` say where, against the median peer."""
+    """One rank that needs longer than its peers; times per step, against the median peer by accounting key and phase."""
 
     part: int
     rank: int

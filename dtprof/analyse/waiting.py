@@ -65,9 +65,10 @@ def analyse(study: Lens) -> WaitingResult:
             victim[account.rank] = total
         shares = _exposed(view, by_part[account.part], account.rank, [(s.ts, s.ts + s.dur_ns) for s in steps])
         whole = sum(shares.values())
-        for (rank, operation), length in shares.items():
+        by_id = {o.id: o for o, _ in by_part[account.part]}
+        for (rank, number), length in shares.items():
             culprit[rank] += total * length / whole / len(used)
-            lasts[rank][operation] = next(o for o, _ in by_part[account.part] if o.id == operation)
+            lasts[rank][number] = by_id[number]
     mean = float(np.mean(list(victim.values()))) if victim else 0.0
     ordered = dict(sorted(culprit.items(), key=lambda item: -item[1]))
     return WaitingResult(mean, ordered, victim, {r: tuple(lasts[r].values()) for r in ordered}, _entries(study, comm))

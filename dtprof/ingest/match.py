@@ -10,8 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dtprof.catalogue.collectives import SYNCHRONISING, busbw_factor, size_bytes
 from dtprof.ingest.clock import Ends, align
 from dtprof.run import Run
@@ -43,6 +41,7 @@ class Entry:
 
     @property
     def end(self) -> int:
+        """End of the row."""
         return self.start + self.dur
 
 

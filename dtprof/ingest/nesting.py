@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -37,7 +38,7 @@ def _nest(group: Rows, ts: Ints, dur: Ints, parent: Rows) -> None:
     by_depth = np.argsort(depth.astype(np.int32), kind="stable")
     levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
     up = np.full(len(group), -1, np.int64)
-    for above, here in zip(levels, levels[1:], strict=False):
+    for above, here in pairwise(levels):
         up[here] = above[np.maximum(np.searchsorted(above, here) - 1, 0)]
     todo = np.flatnonzero(up >= 0)
     while len(todo):

@@ -7,7 +7,8 @@ from functools import cache
 
 _PHASE_NAMES = (
     ("data", re.compile(r"^data$|^enumerate\(DataLoader\)|load_batch|wait_for_batch|copy_batch|next_batch|^dataloader", re.I)),
-    ("forward", re.compile(r"^forward$|^#+ ?forward ?#+$|^DistributedDataParallel\.forward$|^forward[ _-]?(?:pass|step)$", re.I)),
+    ("forward", re.compile(r"^forward$|^#+ ?forward ?#+$|^DistributedDataParallel\.forward$|^forward[ "
+    "_-]?(?:pass|step)$", re.I)),
     ("backward", re.compile(r"^backward$|^#+ ?backward ?#+$|^backward[ _-]?(?:pass|step)$", re.I)),
     ("optimizer", re.compile(r"^optimizer$|^#+ ?optimizer ?#+$|^Optimizer\.step#|^optimizer[ _.-]?step$", re.I)),
     ("checkpoint", re.compile(r"^checkpoint$|^#+ ?checkpoint ?#+$|save_checkpoint", re.I)),

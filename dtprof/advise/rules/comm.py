@@ -65,7 +65,8 @@ class Waiting:
             steps=steps_of(accounting),
             seconds_per_step=left / 1e9,
             evidence=evidence,
-            why=f"rank {main} arrives last in {counted(len(operations), 'operation')} and {percent(cost / left)} of the waiting is for it"
+            why=f"rank {main} arrives last in {counted(len(operations), 'operation')} and "
+            f"{percent(cost / left)} of the waiting is for it"
             if clear
             else f"the ranks arrive last in turn ({shares}): work that varies from step to step or from rank to rank",
             next=f"compare what rank {main} does before {named('operation', [o.id for o in operations[:6]])} with the others"
@@ -102,7 +103,8 @@ class Exposed:
         hidden = float(np.mean([s.comm_hidden_ns for p in accounting.parts for s in p.steps]))
         worst = _worst(comm)
         evidence = [
-            Evidence(f"{time(cost)} per step is exposed communication{' (waiting included where peers are missing)' if bound else ''};"
+            Evidence(f"{time(cost)} per step is exposed "
+            f"communication{' (waiting included where peers are missing)' if bound else ''};"
                      f" {time(hidden)} more is hidden behind computing."),
             *_largest(worst),
         ]  # fmt: skip
@@ -113,7 +115,10 @@ class Exposed:
             "start communication earlier (smaller or reordered buckets, prefetch), send less (bf16 gradients), or a faster link"
         )
         if bound:
-            why = f"{time(cost)} per step, {time(hidden)} more hidden; moving data or waiting for a late rank cannot be told apart: {missing}"
+            why = (
+                f"{time(cost)} per step, {time(hidden)} more hidden; moving data or waiting for a late rank "
+                f"cannot be told apart: {missing}"
+            )
             remedy = "report all ranks together: put their traces into one folder; then waiting and moving are told apart"
         yield Finding(
             rule=self.id,
@@ -152,6 +157,7 @@ def _largest(worst: list[Operation]) -> list[Evidence]:
         moved = f"moves {size(o.bytes)}" if o.bytes is not None else "moves bytes that are not known"
         took = f"in {time(o.transfer_ns)}" if o.transfer_ns is not None else f"in at most {time(o.transfer_upper_ns)}"
         rate = f", bus bandwidth {bandwidth(o.busbw_gb_s)}" if o.busbw_gb_s is not None else ""
-        out.append(Evidence(f"Operation {o.id} ({o.op.replace('_', '-')}, {counted(o.n_present, 'rank')}) {moved} {took}{rate}.",
+        out.append(Evidence(f"Operation {o.id} ({o.op.replace('_', '-')}, {counted(o.n_present, 'rank')}) "
+        f"{moved} {took}{rate}.",
                             {p: (e,) for p, e in o.events.items()}))  # fmt: skip
     return out

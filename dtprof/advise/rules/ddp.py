@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dtprof.advise.places import buckets_of, ddp_configs, per_rank, ranks_of, severity_of, step_ns, steps_of
+from dtprof.advise.places import ddp_models, per_rank, ranks_of, severity_of, step_ns, steps_of
 from dtprof.analyse.results import AccountingResult
 from dtprof.findings import Evidence, Finding
 from dtprof.numbers import counted, percent, size, time
 from dtprof.protocols import Lens
+from dtprof.run import Run
 
 _LEAST_SHARE = 0.05
 # a bucket smaller than this is mostly latency on any network
@@ -27,16 +28,13 @@ class FindUnusedParameters:
     def find(self, study: Lens) -> Iterator[Finding]:
         """Needs our DDP collector; abstains where a parameter had no gradient in some step."""
         accounting: AccountingResult = study.result("accounting")
-        flagged, used = [], 0
-        for ordinal, config in ddp_configs(study.run).items():
-            if config.get("find_unused_parameters") is not True:
-                continue
-            unused = config.get("unused_parameters")
-            if unused is None or unused:
-                return
-            flagged.append(ordinal)
-            used = max(used, len(study.run.table("grads", ordinal)))
-        if not flagged or used == 0:
+        flagged = []
+        for ordinal, models in ddp_models(study.run).items():
+            if any(m.get("find_unused_parameters") is True for m in models):
+                if not _all_used(study.run, ordinal, sum(int(m.get("n_parameters", 0)) for m in models)):
+                    return
+                flagged.append(ordinal)
+        if not flagged:
             return
         ranks = tuple(sorted(p.rank for p in study.run.parts if p.ordinal in flagged and p.rank is not None))
         yield Finding(
@@ -48,8 +46,10 @@ class FindUnusedParameters:
             seconds_per_step=None,
             evidence=(
                 Evidence("Every parameter of the wrapped module received its gradient in every captured step."),
-                Evidence("With the flag DDP walks the autograd graph after each forward pass; the walk is not recorded, so its cost is not known."
-                         " On models with few operators it is near zero: do not expect the flag to explain exposed communication."),
+                Evidence("With the flag DDP walks the autograd graph after each forward pass; the walk is not "
+                "recorded, so its cost is not known."
+                         " On models with few operators it is near zero: do not expect the flag to explain "
+                         "exposed communication."),
             ),
             why="DDP searches the autograd graph for unused parameters in every step, and there are none",
             next="drop find_unused_parameters=True",
@@ -57,6 +57,13 @@ class FindUnusedParameters:
             verify="measure both settings in turn; the losses stay the same",
             edit={"ddp.find_unused_parameters": False},
         )  # fmt: skip
+
+
+def _all_used(run: Run, part: int, parameters: int) -> bool:
+    """Did every parameter get its gradient in every step that was watched?"""
+    steps = run.table("grads", part)["step"]
+    per_step = np.unique(steps, return_counts=True)[1]
+    return len(per_step) > 0 and parameters > 0 and bool(np.all(per_step == parameters))
 
 
 class Buckets:
@@ -68,11 +75,11 @@ class Buckets:
         """Says what the buckets do, not which size is best: that takes a prediction. Needs our DDP collector."""
         accounting: AccountingResult = study.result("accounting")
         whole = step_ns(accounting)
-        part = next((p for p in study.run.parts if len(buckets_of(study.run, p.ordinal))), None)
+        part = next((p for p in study.run.parts if len(study.run.table("buckets", p.ordinal))), None)
         exposed = per_rank(accounting, "comm_transfer_ns", "comm_unsplit_ns")
         if part is None or not exposed or (cost := float(np.mean(list(exposed.values())))) < _LEAST_SHARE * whole:
             return
-        table = buckets_of(study.run, part.ordinal)
+        table = study.run.table("buckets", part.ordinal)
         first = table.take(table["step"] == table["step"].max())
         order = np.argsort(first["bucket"], kind="stable")
         sizes = [int(b) for b in first["bytes"][order].tolist() if b >= 0]
@@ -96,7 +103,8 @@ class Buckets:
             why=reason[1],
             next=reason[2],
             apply=reason[2],
-            verify="measure several bucket_cap_mb in turn; note that bucket_cap_mb=25 is not the default, which has a small first bucket",
+            verify="measure several bucket_cap_mb in turn; note that bucket_cap_mb=25 is not the default, which "
+            "has a small first bucket",
             share=cost / whole,
             bound=True,
         )
@@ -117,7 +125,9 @@ class Buckets:
         if tail >= _TAIL_SHARE * total:
             return (
                 f"The last bucket holds {percent(tail / total)} of the gradients and nothing is left to hide it",
-                f"the last bucket ({size(tail)}) is ready only at the end of the backward pass, because its gradients come last",
-                "a smaller bucket_cap_mb, so that the tail shrinks; embeddings tied to the first layer come last whatever the size",
+                f"the last bucket ({size(tail)}) is ready only at the end of the backward pass, because its "
+                f"gradients come last",
+                "a smaller bucket_cap_mb, so that the tail shrinks; embeddings tied to the first layer come "
+                "last whatever the size",
             )
         return None

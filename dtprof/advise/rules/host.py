@@ -45,7 +45,8 @@ class LaunchBound:
         evidence = [
             Evidence(f"{_range(idle)} per rank and step pass between the end of the last work and"
                      " the return of the next launch.", rows),
-            Evidence(f"{count(number)} compute kernels on {named('rank', ranks_of(accounting))}; {count(short)} are shorter than {time(SHORT_NS)}."
+            Evidence(f"{count(number)} compute kernels on {named('rank', ranks_of(accounting))}; {count(short)} "
+            f"are shorter than {time(SHORT_NS)}."
                      f" All compute of a rank is {time(busy)} per step."),
         ]  # fmt: skip
         if blocked > 0.1 * cost:
@@ -58,11 +59,14 @@ class LaunchBound:
             steps=steps_of(accounting),
             seconds_per_step=cost / 1e9,
             evidence=tuple(evidence),
-            why=f"the host launches too slowly: {count(number)} compute kernels, {percent(kernels.short_share)} of them shorter than {time(SHORT_NS)}"
+            why=f"the host launches too slowly: {count(number)} compute kernels, {percent(kernels.short_share)} "
+            f"of them shorter than {time(SHORT_NS)}"
             if (kernels.short_share or 0) > 0.5
             else "the host is busy or blocked between launches",
-            next="launch less: CUDA graphs around forward and backward, torch.compile(mode='reduce-overhead'), or a larger batch",
-            apply="CUDA graphs or torch.compile(mode='reduce-overhead'); remove calls that synchronise; a larger batch costs the device little here",
+            next="launch less: CUDA graphs around forward and backward, torch.compile(mode='reduce-overhead'), "
+            "or a larger batch",
+            apply="CUDA graphs or torch.compile(mode='reduce-overhead'); remove calls that synchronise; a "
+            "larger batch costs the device little here",
             verify="measure again with the change: the idle time before launches should fall",
             share=cost / whole,
             bound=True,
@@ -114,7 +118,8 @@ class InputStall:
         yield Finding(
             rule=self.id,
             severity=severity_of(price / whole),
-            title=f"{named('rank', ranks).capitalize()} {'waits' if len(ranks) == 1 else 'wait'} {time(cost)} per step for input",
+            title=f"{named('rank', ranks).capitalize()} {'waits' if len(ranks) == 1 else 'wait'} {time(cost)} "
+            f"per step for input",
             ranks=ranks,
             steps=steps_of(accounting),
             seconds_per_step=price / 1e9,
@@ -126,7 +131,8 @@ class InputStall:
                     rows,
                 ),
             ),
-            why=f"{named('rank', ranks)} {'waits' if len(ranks) == 1 else 'wait'} for the data loader {time(cost)} per step, {percent(cost / whole)} of it",
+            why=f"{named('rank', ranks)} {'waits' if len(ranks) == 1 else 'wait'} for the data loader "
+            f"{time(cost)} per step, {percent(cost / whole)} of it",
             next="more loader workers, prefetching, or cheaper preprocessing; check the storage of that host"
             if alone
             else "more loader workers (num_workers), prefetching (prefetch_factor), pinned memory, or cheaper preprocessing",

@@ -8,9 +8,9 @@ import numpy as np
 
 from dtprof.advise.places import severity_of, step_ns
 from dtprof.analyse.covers import PartView
+from dtprof.analyse.lateness import Late, LatenessResult
 from dtprof.analyse.results import AccountingResult, CommResult
 from dtprof.analyse.stragglers import Straggler, StragglerResult
-from dtprof.analyse.lateness import Late, LatenessResult
 from dtprof.analyse.waiting import WaitingResult
 from dtprof.findings import Evidence, Finding
 from dtprof.numbers import counted, interval, named, time
@@ -39,7 +39,7 @@ class ComputeRank:
     """One rank computes longer than its peers in every step."""
 
     id = "straggler.compute_rank"
-    keys = ("compute_ns", "copy_exposed_ns", "idle_dependency_ns", "idle_other_ns")
+    keys: tuple[str, ...] = ("compute_ns", "copy_exposed_ns", "idle_dependency_ns", "idle_other_ns")
 
     def find(self, study: Lens) -> Iterator[Finding]:
         """Abstains below two complete steps on all ranks, on pipelines, and where the excess is inside the noise."""
@@ -103,7 +103,8 @@ def _finding(rule: str, study: Lens, s: Straggler, steps: int) -> Finding:
         why=f"rank {s.rank} {verb} {where} {time(s.excess_ns)} longer than {peers}, in {times}; {cause}",
         next=_look(s, rule),
         apply=_look(s, rule),
-        verify=f"measure the same command again after the repair: rank {s.rank}'s step without communication should fall by about {time(s.cost_ns)}",
+        verify=f"measure the same command again after the repair: rank {s.rank}'s step without communication "
+        f"should fall by about {time(s.cost_ns)}",
         share=s.cost_ns / whole,
     )
 
@@ -168,7 +169,8 @@ class LateEntry:
         ids = [o.id for o in operations]
         evidence = (
             Evidence(
-                f"Last in {named('operation', ids)}; {time(cost)} of {time(total)} exposed waiting per rank and step is for it.",
+                f"Last in {named('operation', ids)}; {time(cost)} of {time(total)} exposed waiting per rank and "
+                f"step is for it.",
                 {p: tuple(r) for p, r in rows.items()},
             ),
             Evidence(
@@ -180,10 +182,12 @@ class LateEntry:
             rule=self.id, severity=severity_of(cost / whole),
             title=f"Rank {rank} enters the step up to {time(max(x.most for x in late))} after the others, and they wait for it",
             ranks=(rank,), steps=steps, seconds_per_step=cost / 1e9, evidence=evidence,
-            why=f"rank {rank} enters step {first.step} {lag} after the others; from there to its first {_word(comm, first.step)} it needs"
+            why=f"rank {rank} enters step {first.step} {lag} after the others; from there to its first "
+            f"{_word(comm, first.step)} it needs"
             f" {time(first.needs)}, the others {time(first.needs_least)} to {time(first.needs_most)}. It is late, not slow",
             next=unclear, apply="nothing yet: the cause lies before the capture" if single else unclear,
-            verify="capture three steps or more and report again: if the rank enters late in all of them, look at the end of its step",
+            verify="capture three steps or more and report again: if the rank enters late in all of them, look "
+            "at the end of its step",
             share=cost / whole,
         )  # fmt: skip
 

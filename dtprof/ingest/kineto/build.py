@@ -125,7 +125,7 @@ def _possible(raw: RawTrace, kind: NDArray[np.int8], source: str, quality: Quali
                 f"impossible duration {raw.dur[row]} ns of {name[:60]} at ts {raw.ts[row]} ns: it overruns its successors",
                 1,
                 "left out of every total",
-            )  # fmt: skip
+            )
         )
     return order if not bad else order[~np.isin(order, bad)]
 

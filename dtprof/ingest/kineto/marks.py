@@ -87,7 +87,8 @@ def outermost(rows: Rows, ts: Ints, dur: Ints) -> Rows:
         return rows
     reach = np.maximum.accumulate(ts[rows] + dur[rows])
     keep = np.concatenate([[True], ts[rows][1:] >= reach[:-1]])
-    return rows[keep]
+    top: Rows = rows[keep]
+    return top
 
 
 def phase_tags(ranges: dict[str, Rows], ts: Ints, dur: Ints, launch: Rows, device_event: NDArray[np.bool_]) -> NDArray[np.int8]:

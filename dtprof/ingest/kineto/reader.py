@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +155,15 @@ def settle_ranks(named: list[tuple[Part, FileHint]], quality: dict[int, list[tup
         if part.rank is None and hint.rank is not None:
             part.rank, part.rank_from = hint.rank, "file name"
     _prefer_names(parts, hints, quality)
-    by_rank: dict[int, list[int]] = defaultdict(list)
-    unnamed: dict[tuple[str | None, int], list[int]] = defaultdict(list)
+    claims: dict[str, list[int]] = defaultdict(list)
     for i, part in enumerate(parts):
         if part.rank is not None:
-            by_rank[part.rank].append(i)
+            claims[f"rank {part.rank}"].append(i)
         elif part.pid is not None and hints[i].window_ns is not None:
-            unnamed[(part.host, part.pid)].append(i)
-    for rank, same in by_rank.items():
+            claims[f"process {part.pid} of {part.host or 'an unknown host'}"].append(i)
+    for who, same in claims.items():
         if len(same) > 1:
-            _tell_apart(f"rank {rank}", same, parts, hints, quality)
-    for (_, pid), same in unnamed.items():
-        if len(same) > 1:
-            _tell_apart(f"process {pid}", same, parts, hints, quality)
+            _tell_apart(who, same, parts, hints, quality)
     if len(parts) > 1:
         for i, part in enumerate(parts):
             if part.rank is None:
@@ -221,7 +218,7 @@ def _tell_apart(
             )
         return
     spans = [(parts[i].extra.get("first_ns", 0), parts[i].extra.get("last_ns", 0)) for i in ordered]
-    apart = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    apart = all(a[1] <= b[0] for a, b in pairwise(spans))
     for attempt, i in enumerate(ordered):
         parts[i].attempt = attempt
         what = "attempt" if apart else "claimant"
@@ -231,5 +228,5 @@ def _tell_apart(
                 f"{who} is claimed by {len(same)} files of different processes: this is {what} {attempt}",
                 1,
                 "kept apart; they are not compared" if apart else "kept apart; give each rank its own file name",
-            )  # fmt: skip
+            )
         )

@@ -111,7 +111,7 @@ def lanes(raw: RawTrace, kind: Codes) -> Lanes:
     stream[rows] = np.where(given_stream != MISSING, given_stream, track_tid)
 
     pairs = device * (1 << 40) + stream
-    unique, first, of_span = np.unique(pairs, return_index=True, return_inverse=True)
+    _, first, of_span = np.unique(pairs, return_index=True, return_inverse=True)
     host = device[first] < 0
     context = dense(raw, "context")
     labels = {(p, t): v for n, p, t, v in raw.metadata if n == "thread_name"}

@@ -1,0 +1,107 @@
+"""Operations as the job issued them, joined with the spans in which they ran.
+
+A CPU backend's trace has neither group nor sequence nor output size; our collector records them at the moment of issue.
+Both are in the order of issue, so that they join by order, bytes and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dtprof.run import Part
+from dtprof.schema import MISSING, MISSING32, OPS
+from dtprof.table import Table
+
+Issued = dict[str, Any]
+Quality = list[tuple[str, str, int, str]]
+
+
+def join_issued(tables: dict[str, Table], issued: Sequence[Issued], part: Part, quality: Quality) -> dict[str, Table]:
+    """comm, groups and buckets with what was recorded at issue; rows that the trace itself explains are left alone."""
+    comm, events = tables.get("comm", Table.empty("comm")), tables.get("events", Table.empty("events"))
+    open_rows = np.flatnonzero(comm["group"] == MISSING32)
+    if len(open_rows) == 0:
+        return {}
+    order = open_rows[np.argsort(events["ts"][comm["event"][open_rows]], kind="stable")]
+    starts = events["ts"][comm["event"][order]].tolist()
+    pairs = pair_up([(s, _known(b)) for s, b in zip(starts, comm["bytes_in"][order].tolist(), strict=True)], issued)
+    rows = [comm.row(i) for i in range(len(comm))]
+    groups: dict[tuple[Any, ...], int] = {}
+    group_rows: list[dict[str, Any]] = [
+        tables["groups"].row(i) for i in range(len(tables.get("groups", Table.empty("groups"))))
+    ]
+    spans: dict[int, tuple[int, int]] = {}
+    for at, operation in pairs:
+        row, record = int(order[at]), issued[operation]
+        rows[row].update(_row(record, _group(record, part, groups, group_rows)))
+        event = int(comm["event"][row])
+        if record.get("created_ns") is not None:
+            spans[int(record["created_ns"])] = (int(events["ts"][event]), int(events["ts"][event] + events["dur"][event]))
+    lost = len(order) - len(pairs)
+    if lost:
+        quality.append(
+            ("collectives.jsonl", "communication spans that no recorded operation explains", lost, "their group is not known")
+        )
+    out = {"comm": Table.from_rows("comm", rows), "groups": Table.from_rows("groups", group_rows)}
+    if "buckets" in tables:
+        out["buckets"] = _bucket_times(tables["buckets"], spans)
+    return out
+
+
+def pair_up(spans: Sequence[tuple[int, int | None]], issued: Sequence[Issued]) -> list[tuple[int, int]]:
+    """Pairs (span, operation): each operation takes the first free span of its size that starts after it was issued.
+
+    Operations without a time of issue (``ddp_layout``) join in order within equal sizes.
+    """
+    free = list(range(len(spans)))
+    pairs = []
+    for number, operation in enumerate(issued):
+        created, size = operation.get("created_ns"), operation.get("bytes_in")
+        for place, at in enumerate(free):
+            start, width = spans[at]
+            if (created is None or start >= created) and (size is None or width is None or size == width):
+                pairs.append((at, number))
+                del free[place]
+                break
+    return pairs
+
+
+def _known(value: int) -> int | None:
+    return None if value == MISSING else value
+
+
+def _group(record: Issued, part: Part, groups: dict[tuple[Any, ...], int], rows: list[dict[str, Any]]) -> int:
+    ranks = tuple(record["ranks"]) if record.get("ranks") else None
+    key = (ranks, record.get("group") if ranks is None else None)
+    if key not in groups:
+        groups[key] = len(rows)
+        rows.append({
+            "id": len(rows), "name": record.get("group"), "description": record.get("description"), "ranks": ranks,
+            "size": len(ranks) if ranks else None, "backend": part.backend,
+        })  # fmt: skip
+    return groups[key]
+
+
+def _row(record: Issued, group: int) -> dict[str, Any]:
+    op = record.get("op")
+    return {
+        "op": op if op in OPS else "unknown",
+        "group": group,
+        "seq": record.get("seq"),
+        "bytes_in": record.get("bytes_in"),
+        "bytes_out": record.get("bytes_out"),
+        "bytes_known": "unknown" if record.get("bytes_in") is None and record.get("bytes_out") is None else "exact",
+        "dtype": record.get("dtype"),
+        "peer": record.get("peer"),
+        "known_by": "collector",
+    }
+
+
+def _bucket_times(buckets: Table, spans: dict[int, tuple[int, int]]) -> Table:
+    """Start and end of the communication of every bucket, from the span of the operation issued for it."""
+    issued = buckets["start"].tolist()
+    got = [spans.get(t, (MISSING, MISSING)) for t in issued]
+    return buckets.with_columns(start=np.array([g[0] for g in got], np.int64), end=np.array([g[1] for g in got], np.int64))
