@@ -98,4 +98,5 @@ def measure(cover: Cover, lo: Ints, hi: Ints) -> Ints:
         inside = np.minimum(t, ends[np.maximum(i - 1, 0)]) - starts[np.maximum(i - 1, 0)]
         return np.where(i > 0, before[np.maximum(i - 1, 0)] + inside, 0)
 
-    return np.maximum(up_to(np.asarray(hi, np.int64)) - up_to(np.asarray(lo, np.int64)), 0)
+    inside: Ints = np.maximum(up_to(np.asarray(hi, np.int64)) - up_to(np.asarray(lo, np.int64)), 0)
+    return inside

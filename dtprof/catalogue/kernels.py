@@ -14,9 +14,11 @@ KernelClass = Literal[
 _NAMES: tuple[tuple[KernelClass, str], ...] = (
         ("attention", r"flash|fmha|attention|mha_|sdpa|softmax.*(?:mask|scale)"),
         ("optimizer", r"adam|multi_tensor_apply|foreach|fused_sgd|lamb|adagrad|optimizer"),
-        ("gemm", "
-        "r"gemm|cutlass|cublas|wgmma|xmma|sm\d+_.*mma|matmul|_mm_|\bmm\b|convolution|conv2d|implicit_convolve|Cijk_|winograd"
-                 r"|dgrad|wgrad|nvjet|cudnn.*(?:conv|engine)|ampere_\w*(?:h|s|bf)1688|volta_\w*gemm|turing_\w*gemm"),
+        (
+            "gemm",
+            r"gemm|cutlass|cublas|wgmma|xmma|sm\d+_.*mma|matmul|_mm_|\bmm\b|convolution|conv2d|implicit_convolve|Cijk_"
+            r"|winograd|dgrad|wgrad|nvjet|cudnn.*(?:conv|engine)|ampere_\w*(?:h|s|bf)1688",
+        ),
         ("normalization", r"norm|batch_?norm|layer_?norm|rms_?norm|bn_fw|bn_bw"),
         ("copy", r"copy|memcpy|memset|fill|cat_?array|CatArray|transpose|permute|index_select|gather_|indexing|embedding"),
         ("reduction", r"reduce|softmax|argmax|topk|sort|scan|cub::|radix|nll_loss|cross_entropy"),
