@@ -262,7 +262,7 @@ static PyObject *scanner_finish(Scanner *self, PyObject *Py_UNUSED(nothing)) {
              put(out, "raw", PyBytes_FromStringAndSize(s->raw.data, (Py_ssize_t)s->raw.count)) &&
              put(out, "raw_pieces", hand_out(&s->raw_start, 8)) && put(out, "breaks", hand_out(&s->breaks, 8)) &&
              put(out, "flaws", flaws_out(s)) && put(out, "pairs", PyBool_FromLong(s->open_top.count > 0)) &&
-             put(out, "arrays", PyLong_FromLong(s->arrays)) && put(out, "bytes", PyLong_FromLongLong(self->fed)) &&
+             put(out, "arrays", PyLong_FromLong(s->arrays)) && put(out, "bare", PyBool_FromLong(s->bare)) && put(out, "bytes", PyLong_FromLongLong(self->fed)) &&
              put(out, "events_total", PyLong_FromLongLong(s->events_total));
     if (!ok)
         Py_CLEAR(out);

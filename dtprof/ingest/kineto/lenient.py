@@ -42,7 +42,7 @@ class Text:
 
 @dataclass(slots=True)
 class Event:
-    """The members of one event that are read; values of ``args`` are raw JSON."""
+    """The members of one event that are read; ``args`` are keys and the ranges of their values."""
 
     ph: str = ""
     has_ph: bool = False
@@ -50,7 +50,7 @@ class Event:
     ts: int = MISSING
     dur: int = MISSING
     has_ts: bool = False
-    args: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    args: list[tuple[bytes, int, int]] = field(default_factory=list)
     flaws: set[int] = field(default_factory=set)
 
 
@@ -240,7 +240,7 @@ def read_event(data: bytes, p: int) -> tuple[Event, int]:
         elif key in (b"name", b"cat", b"pid", b"tid", b"id"):
             _set_text(event, key.decode(), read_text(data, value, end))
         elif key == b"args" and data[value] == 0x7B:
-            event.args.update((k, (v, e)) for k, v, e in members(data, value, set())[0])
+            event.args += members(data, value, set())[0]
     return event, stop
 
 

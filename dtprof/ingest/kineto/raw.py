@@ -29,8 +29,21 @@ TEXT_ARGS = (
 )  # fmt: skip
 # kept only on events that may be communication records (see comm_like): elsewhere they are many and never read
 COMM_TEXT_ARGS = ("Input Dims", "Input type", "Concrete Inputs")
+# what the name of a communication record contains, in lower case
+COMM_WORDS = (
+    "record_param_comms", "c10d", "nccl", "rccl", "gloo", "mpi:", "ucc:", "xccl", "hccl", "oneccl", "symm_mem",
+    "deep_ep", "deepep",
+    "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "reducescatter", "all_to_all", "alltoall",
+    "broadcast", "barrier", "send", "recv", "coalesced",
+)  # fmt: skip
 # kept on [memory] instants
 MEMORY_ARGS = ("Device Type", "Device Id", "Addr", "Bytes", "Total Allocated", "Total Reserved")
+
+
+def comm_like(name: str) -> bool:
+    """Whether an event of this name may be a communication record."""
+    lowered = name.lower()
+    return any(word in lowered for word in COMM_WORDS)
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,10 @@ class Damage:
 @dataclass
 class RawTrace:
     """The columns of one file, in file order.
+
+    Microseconds with more than three decimals are rounded half away from zero. Values of text arguments that are not
+    strings (lists such as ``grid``) are JSON without white space. ``args`` and ``memory_args`` hold only arguments that
+    occur; a value that is null, or that is no number where one is read, does not occur.
 
     Spans are complete events (``ph`` X, and B/E pairs joined). Times are int64 ns as written in the file
     (``baseTimeNanoseconds`` not yet added). ``track`` indexes ``tracks``: (pid, tid) pairs as text.
