@@ -73,6 +73,11 @@ def shown(rows: Sequence[BudgetRow]) -> list[BudgetRow]:
     return [replace(rows[i], note="; ".join(filter(None, [", ".join(names[i]), rows[i].note]))) for i in sorted(names)]
 
 
+def short_note(row: BudgetRow) -> str:
+    """The first part of a note, where there is no room for all of it."""
+    return row.note.partition(";")[0]
+
+
 def basis(facts: Facts) -> str:
     """What the bars are: ``Device time of step 10``, ``Host time, mean of 5 steps (5 to 9)``."""
     clock = "Device time" if facts.accounting.on_device else "Host time"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dtprof.analyse.results import ACCOUNTING, Operation
 from dtprof.report import svg
-from dtprof.report.budget import BudgetRow
+from dtprof.report.budget import BudgetRow, short_note
 from dtprof.report.numbers import Scale, percent, ticks, time
 from dtprof.report.operations import op_words
 from dtprof.report.palette import PARTS
@@ -86,7 +86,7 @@ def _bar(row: BudgetRow, left: float, y: float, per_ns: float, scale: Scale) -> 
     total = time(row.total)
     marks.append(svg.text(x + 9, y + 16, total, strong))
     note_x = x + 9 + svg.width_of(total, bold=True) + 8
-    fitting = [n for n in (row.note, row.note.partition(";")[0]) if n and note_x + svg.width_of(n) <= WIDTH]
+    fitting = [n for n in (row.note, short_note(row)) if n and note_x + svg.width_of(n) <= WIDTH]
     if fitting:
         marks.append(svg.text(note_x, y + 16, fitting[0], "m"))
     return marks

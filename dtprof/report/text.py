@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dtprof.analyse.results import ACCOUNTING, Operation
 from dtprof.report import text_bars as bars
-from dtprof.report.budget import basis, budget, left_out, mean, shown
+from dtprof.report.budget import MANY, basis, budget, left_out, mean, short_note, shown
 from dtprof.report.facts import Facts
 from dtprof.report.missing import missing
 from dtprof.report.numbers import NOT_KNOWN, Scale, fixed, percent, time
@@ -95,14 +95,16 @@ def _budget(facts: Facts, width: int, colour: bool, dark: bool) -> Iterable[Text
         rows = [mean(every), *rows]
     longest = max(r.total for r in rows)
     margin = max(len(r.label) for r in rows) + 2
-    room = width - margin - 1 - len(scale.text(longest))
+    roles = max((2 + len(short_note(r)) for r in rows), default=0) if len(every) > MANY else 0
+    room = max(width - margin - 1 - len(scale.text(longest)) - roles, 10)
     for row in rows:
         per_ns = room / longest
         bar = bars.blocks(row.parts, per_ns, scale, dark) if colour else bars.letters(row.parts, per_ns)
         style = "bold" if row.culprit or row.part is None else ""
         line = Text.assemble((f"{row.label:>{margin - 2}}  ", style), bar, (f" {scale.text(row.total)}", style))
-        if row.note and line.cell_len + 4 < width:
-            line.append("  " + cut(row.note, width - line.cell_len - 2), "dim")
+        note = next((n for n in (row.note, short_note(row)) if n and line.cell_len + 2 + len(n) <= width), "")
+        if note:
+            line.append(f"  {note}", "dim")
         yield line
     shares = facts.accounting.mean_shares()
     yield from _key([(key, shares[key]) for key in ACCOUNTING if shares[key] > 0], margin, width, colour, dark)

@@ -47,14 +47,33 @@ def operation(i, op, label, size, end_ms, transfer_us, waits_us, *, n=None, t0=T
     spread = sorted(waits.values())
     algbw = size / transfer
     values = {
-        "id": i, "op": op, "group": ",".join(map(str, range(n))), "seq": i, "n": n, "n_present": len(waits),
-        "bytes": size, "bytes_known": "exact", "first_start_ns": end - transfer - spread[-1], "end_ns": end,
-        "transfer_ns": transfer, "transfer_upper_ns": transfer, "wait_ns": waits,
-        "dur_ns": {r: w + transfer for r, w in waits.items()}, "last_rank": last,
-        "last_by_ns": spread[1] if len(spread) > 1 else None, "start_skew_ns": spread[-1], "end_skew_ns": 2 * US,
-        "algbw_gb_s": algbw, "busbw_gb_s": algbw * FACTOR[op](n), "matched_by": "order", "one_sided": False,
-        "capture_start": False, "step": step, "label": label, "events": {},
-    }  # fmt: skip
+        "id": i,
+        "op": op,
+        "group": ",".join(map(str, range(n))),
+        "seq": i,
+        "n": n,
+        "n_present": len(waits),
+        "bytes": size,
+        "bytes_known": "exact",
+        "first_start_ns": end - transfer - spread[-1],
+        "end_ns": end,
+        "transfer_ns": transfer,
+        "transfer_upper_ns": transfer,
+        "wait_ns": waits,
+        "dur_ns": {r: w + transfer for r, w in waits.items()},
+        "last_rank": last,
+        "last_by_ns": spread[1] if len(spread) > 1 else None,
+        "start_skew_ns": spread[-1],
+        "end_skew_ns": 2 * US,
+        "algbw_gb_s": algbw,
+        "busbw_gb_s": algbw * FACTOR[op](n),
+        "matched_by": "order",
+        "one_sided": False,
+        "capture_start": False,
+        "step": step,
+        "label": label,
+        "events": {},
+    }
     return Operation(**{**values, **changes})
 
 
@@ -81,25 +100,50 @@ def kernel_result(count=14):
 
 
 LATE = Finding(
-    "comm.waiting", "high", "Rank 7 enters the step up to 7.5 ms after the others, and all seven wait for it", (7,), (10,), 0.0044,
+    "comm.waiting",
+    "high",
+    "Rank 7 enters the step up to 7.5 ms after the others, and all seven wait for it",
+    (7,),
+    (10,),
+    0.0044,
     (
         Evidence("Last in operations 0 to 4; 35.2 of 45.3 ms of exposed waiting is for it.", {7: (1, 2, 3), 0: (4,)}),
         Evidence("From entering the step to launching operation 0 it needs 3.18 ms; the others need 2.97 to 3.86 ms.", {}),
     ),
     "rank 7 enters step 10 between 0.6 and 7.5 ms after the others; it is late, not slow. Moving the data itself takes 1.4%.",
     "capture three steps: from one, a slow rank and a profiler that started late look the same",
-    "nothing yet: the cause lies before the capture", "capture three steps and look whether rank 7 enters late again", share=0.30,
-)  # fmt: skip
+    "nothing yet: the cause lies before the capture",
+    "capture three steps and look whether rank 7 enters late again",
+    share=0.30,
+)
 DRY = Finding(
-    "host.launch_bound", "high", "The GPUs run dry: half of the step no kernel has been launched yet", tuple(range(8)), (10,), 0.00711,
+    "host.launch_bound",
+    "high",
+    "The GPUs run dry: half of the step no kernel has been launched yet",
+    tuple(range(8)),
+    (10,),
+    0.00711,
     (Evidence("5.9 to 8.7 ms per rank pass between the end of the last work and the next launch.", {0: (9,)}),),
-    "nothing has been launched for half of the step", "look at the host",
-    'CUDA graphs around forward and backward, or `torch.compile(mode="reduce-overhead")`', "measure again", share=0.49, bound=True,
-)  # fmt: skip
+    "nothing has been launched for half of the step",
+    "look at the host",
+    'CUDA graphs around forward and backward, or `torch.compile(mode="reduce-overhead")`',
+    "measure again",
+    share=0.49,
+    bound=True,
+)
 SMALL = Finding(
-    "comm.exposed", "low", "Not worth doing: compression, other bucket sizes, a faster network", tuple(range(8)), (10,), None,
-    (Evidence("Moving the data of all eight operations takes 217 us.", {}),), "", "", "nothing", "not needed",
-)  # fmt: skip
+    "comm.exposed",
+    "low",
+    "Not worth doing: compression, other bucket sizes, a faster network",
+    tuple(range(8)),
+    (10,),
+    None,
+    (Evidence("Moving the data of all eight operations takes 217 us.", {}),),
+    "",
+    "",
+    "nothing",
+    "not needed",
+)
 
 
 def device_tables(part, enters_ms, end_ms, operations, rng):
@@ -126,9 +170,15 @@ def device_tables(part, enters_ms, end_ms, operations, rng):
     )
     lanes = Table.of("lanes", id=[0, 1, 2], device=[0, 0, 0], stream=[7, 9, 20], role=["compute", "copy", "communication"])
     steps = Table.of(
-        "steps", step=[10], host_ts=[T0 + int(enters_ms * MS)], host_dur=[int(14.5 * MS)], device_ts=[T0 + int((enters_ms + 1.5) * MS)],
-        device_dur=[int((end_ms - enters_ms - 1.5) * MS)], complete=[False], kind=["train"],
-    )  # fmt: skip
+        "steps",
+        step=[10],
+        host_ts=[T0 + int(enters_ms * MS)],
+        host_dur=[int(14.5 * MS)],
+        device_ts=[T0 + int((enters_ms + 1.5) * MS)],
+        device_dur=[int((end_ms - enters_ms - 1.5) * MS)],
+        complete=[False],
+        kind=["train"],
+    )
     return {("events", part): events, ("lanes", part): lanes, ("steps", part): steps}, at
 
 
@@ -136,10 +186,17 @@ def participation_rows(operations, events):
     rows = []
     for op in operations:
         for rank, dur in op.dur_ns.items():
-            rows.append({
-                "collective": op.id, "part": rank, "rank": rank, "event": events.get(rank, {}).get(op.id),
-                "start": op.end_ns - dur, "dur": dur, "wait": op.wait_ns[rank],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "collective": op.id,
+                    "part": rank,
+                    "rank": rank,
+                    "event": events.get(rank, {}).get(op.id),
+                    "start": op.end_ns - dur,
+                    "dur": dur,
+                    "wait": op.wait_ns[rank],
+                }
+            )
     return rows
 
 
@@ -152,9 +209,21 @@ def eight_ranks(present=range(8), findings=(LATE, DRY, SMALL)):
         made = operation(i, op, label, size, end, transfer, waits)
         if len(present) < 8:
             made = operation(
-                i, op, label, size, end, transfer, waits[: len(present)], n=8, transfer_ns=None, algbw_gb_s=None, busbw_gb_s=None,
-                wait_ns=dict.fromkeys(present), last_rank=None, last_by_ns=None,
-            )  # fmt: skip
+                i,
+                op,
+                label,
+                size,
+                end,
+                transfer,
+                waits[: len(present)],
+                n=8,
+                transfer_ns=None,
+                algbw_gb_s=None,
+                busbw_gb_s=None,
+                wait_ns=dict.fromkeys(present),
+                last_rank=None,
+                last_by_ns=None,
+            )
         operations.append(made)
     tables, accounts, events = {}, [], {}
     for rank in present:
@@ -165,29 +234,42 @@ def eight_ranks(present=range(8), findings=(LATE, DRY, SMALL)):
         idle = 19.6 - enters[rank] - 1.5 - 1.47 - waits
         accounts.append(
             account(
-                rank, {"compute_ns": 1.05, "copy_exposed_ns": 0.02, **split, "idle_host_ns": max(idle, 2), "idle_dependency_ns": 0.4},
-                ts=T0 + int((enters[rank] + 1.5) * MS), complete=False,
+                rank,
+                {"compute_ns": 1.05, "copy_exposed_ns": 0.02, **split, "idle_host_ns": max(idle, 2), "idle_dependency_ns": 0.4},
+                ts=T0 + int((enters[rank] + 1.5) * MS),
+                complete=False,
             )
-        )  # fmt: skip
+        )
         tables["quality", rank] = Table.of(
-            "quality", source=["clock"], what=["Times are whole microseconds"], count=[1000 + rank], effect=["a transfer of 7 us is known to about 1 us"]
-        )  # fmt: skip
+            "quality",
+            source=["clock"],
+            what=["Times are whole microseconds"],
+            count=[1000 + rank],
+            effect=["a transfer of 7 us is known to about 1 us"],
+        )
     tables["participations", None] = Table.from_rows("participations", participation_rows(operations, events))
     manifest = Manifest(
         world_size=8,
-        parts=[Part(ordinal=i, rank=r, host="box", device="Tesla V100-SXM2-32GB", backend="nccl", source=f"rank{r}.json.gz") for i, r in enumerate(present)],
-    )  # fmt: skip
+        parts=[
+            Part(ordinal=i, rank=r, host="box", device="Tesla V100-SXM2-32GB", backend="nccl", source=f"rank{r}.json.gz")
+            for i, r in enumerate(present)
+        ],
+    )
     run = Run(manifest, MemoryStore(tables), "/data/dlrm_8rank", "kineto")
     backward = PhaseResult(
         tuple(PhaseTime(r, r, 10, "backward", T0 + int((enters[r] + 8.5) * MS), int(4.4 * MS), 0) for r in present)
     )
     header = "step 14.5 ms (11.0 to 18.5), one step · 8 ranks · nccl · own cost not known"
     verdict = Verdict(
-        header, "39% of the step (mean of 8 ranks) is waiting for a late rank, three quarters of it for rank 7", LATE.why,
-        ("capture three steps: from one, a slow rank and a profiler that started late on rank 7 look the same",
-         "larger, and certain: 49% of the step is idle because nothing has been launched"),
+        header,
+        "39% of the step (mean of 8 ranks) is waiting for a late rank, three quarters of it for rank 7",
+        LATE.why,
+        (
+            "capture three steps: from one, a slow rank and a profiler that started late on rank 7 look the same",
+            "larger, and certain: 49% of the step is idle because nothing has been launched",
+        ),
         ("dtprof report /data/dlrm_8rank --html report.html",),
-    )  # fmt: skip
+    )
     return _facts(run, accounts, operations, kernel_result(), backward, findings, verdict)
 
 
@@ -206,9 +288,16 @@ def two_gloo():
         t0 = T0 + (step - 5) * 80 * MS
         for bucket in range(3):
             made = operation(
-                (step - 5) * 3 + bucket, "all_reduce", f"gradients, bucket {bucket}", 4_000_000, 50 + 9 * bucket, 5000,
-                ((20000, 0), (300, 0), (0, 200))[bucket], t0=t0, step=step,
-            )  # fmt: skip
+                (step - 5) * 3 + bucket,
+                "all_reduce",
+                f"gradients, bucket {bucket}",
+                4_000_000,
+                50 + 9 * bucket,
+                5000,
+                ((20000, 0), (300, 0), (0, 200))[bucket],
+                t0=t0,
+                step=step,
+            )
             operations.append(made)
     for rank in (0, 1):
         waits = {"comm_wait_ns": 20.3} if rank == 0 else {"comm_wait_ns": 0.2}
@@ -229,28 +318,47 @@ def two_gloo():
             phases += [PhaseTime(rank, rank, s + 5, "backward", base + 20 * MS, 40 * MS, 0)]
         rows.sort(key=lambda r: r[0])
         tables["events", rank] = Table.of(
-            "events", ts=[r[0] for r in rows], dur=[r[1] for r in rows], kind=[r[2] for r in rows], name=[r[2] for r in rows],
+            "events",
+            ts=[r[0] for r in rows],
+            dur=[r[1] for r in rows],
+            kind=[r[2] for r in rows],
+            name=[r[2] for r in rows],
             lane=[r[3][0] if isinstance(r[3], tuple) else r[3] for r in rows],
-        )  # fmt: skip
+        )
         tables["lanes", rank] = Table.of("lanes", id=[0, 1], device=[-1, -1], thread=[1, 2], role=["training", "gloo"])
         tables["steps", rank] = Table.of(
-            "steps", step=list(range(5, 10)), host_ts=[T0 + s * 80 * MS for s in range(5)], host_dur=[78 * MS] * 5, complete=[True] * 5,
+            "steps",
+            step=list(range(5, 10)),
+            host_ts=[T0 + s * 80 * MS for s in range(5)],
+            host_dur=[78 * MS] * 5,
+            complete=[True] * 5,
             kind=["train"] * 5,
-        )  # fmt: skip
+        )
     tables["participations", None] = Table.from_rows("participations", participation_rows(operations, {}))
     parts = [Part(ordinal=r, rank=r, host="box", backend="gloo", source=f"part{r:05d}") for r in (0, 1)]
     manifest = Manifest(world_size=2, own_cost={"fraction": 0.002, "low": 0.001, "high": 0.004}, parts=parts)
     run = Run(manifest, MemoryStore(tables), "runs/0007", "dtprof")
     slow = Finding(
-        "straggler.compute_rank", "high", "Rank 1 computes its forward pass 20.3 ms longer than rank 0", (1,), tuple(range(5, 10)), 0.0203,
+        "straggler.compute_rank",
+        "high",
+        "Rank 1 computes its forward pass 20.3 ms longer than rank 0",
+        (1,),
+        tuple(range(5, 10)),
+        0.0203,
         (Evidence("Forward: 40.1 ms on rank 1, 19.8 ms on rank 0, in 5 of 5 steps.", {1: (1, 2)}),),
-        "rank 1 computes its forward pass 20.3 ms longer than rank 0, in 5 of 5 steps; same work, same input time: the machine is slow",
-        "look at rank 1's host (clocks, other processes)", "look at rank 1's host", "dtprof job ddp --ranks 2", share=0.26,
-    )  # fmt: skip
+        "rank 1 computes its forward pass 20.3 ms longer than rank 0, in 5 of 5 steps; same work: the machine is slow",
+        "look at rank 1's host (clocks, other processes)",
+        "look at rank 1's host",
+        "dtprof job ddp --ranks 2",
+        share=0.26,
+    )
     verdict = Verdict(
         "step 76.3 ms, median of 5 · 2 ranks · gloo · own cost 0.2% (bound 0.4%)",
-        "13% of the step (mean of 2 ranks) is waiting for rank 1; rank 0 waits 26%", slow.why, (slow.next,), ("dtprof job ddp --ranks 2",),
-    )  # fmt: skip
+        "13% of the step (mean of 2 ranks) is waiting for rank 1; rank 0 waits 26%",
+        slow.why,
+        (slow.next,),
+        ("dtprof job ddp --ranks 2",),
+    )
     kernels = KernelResult((), {}, {}, {}, None)
     return _facts(run, accounts, operations, kernels, PhaseResult(tuple(phases)), (slow,), verdict, on_device=False)
 

@@ -1,9 +1,10 @@
 from decimal import Decimal
 
 import pytest
-from dtprof.report import numbers as n
 from hypothesis import given
 from hypothesis import strategies as st
+
+from dtprof.report import numbers as n
 
 
 def plain(text):
