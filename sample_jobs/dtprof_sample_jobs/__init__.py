@@ -1,7 +1,7 @@
 """Reference training jobs, one file per kind of parallelism, each to be read in one sitting.
 
-    dtprof job ddp --ranks 2
-    torchrun --nproc_per_node 2 -m dtprof_sample_jobs.ddp --out runs/ddp
+dtprof job ddp --ranks 2
+torchrun --nproc_per_node 2 -m dtprof_sample_jobs.ddp --out runs/ddp
 """
 
 JOBS = {

@@ -19,7 +19,7 @@ import dtprof
 from dtprof_sample_jobs.common.data import SyntheticTokens
 from dtprof_sample_jobs.common.faults import plant
 from dtprof_sample_jobs.common.model import GPT
-from dtprof_sample_jobs.common.setup import parser as common_parser
+from dtprof_sample_jobs.common.options import common_parser
 from dtprof_sample_jobs.common.setup import train, world
 
 

@@ -40,7 +40,10 @@ def fault(text: str) -> Fault:
     return Fault(kind, int(rank), round(float(number) * _UNITS[unit]))
 
 
-@torch.library.custom_op("dtprof_lab::slow_compute", mutates_args=())
+torch.library.define("dtprof_lab::slow_compute", "(Tensor x, int ns) -> ()")
+
+
+@torch.library.impl("dtprof_lab::slow_compute", "default")
 def slow_compute(x: Tensor, ns: int) -> None:
     """Take ``ns`` nanoseconds on the device of ``x``, whose values play no part."""
     if x.device.type == "cuda":
@@ -51,11 +54,6 @@ def slow_compute(x: Tensor, ns: int) -> None:
         time.sleep((ns - _SPIN_NS) / 1e9)
     while time.perf_counter_ns() < end:
         pass
-
-
-@slow_compute.register_fake
-def _(x: Tensor, ns: int) -> None:
-    return None
 
 
 _clock: dict[torch.device, float] = {}
@@ -81,7 +79,7 @@ def plant(faults: Sequence[Fault], blocks: nn.ModuleList, rank: int) -> None:
             share = planted.ns // len(blocks)
 
             def delay(_block: nn.Module, inputs: tuple[Any, ...], share: int = share) -> None:
-                slow_compute(inputs[0].detach(), share)
+                torch.ops.dtprof_lab.slow_compute(inputs[0].detach(), share)
 
             for block in blocks:
                 block.register_forward_pre_hook(delay)

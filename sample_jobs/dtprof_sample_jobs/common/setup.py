@@ -1,4 +1,4 @@
-"""Options that every job has, the process group, and the measured or plain loop around a step."""
+"""The process group of a job, and the loop around its step, measured or plain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,26 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import dtprof
-from dtprof_sample_jobs.common.faults import fault
-
-
-def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """A parser with the common options; the job adds its own."""
-    made = argparse.ArgumentParser(prog=f"dtprof job {name}", description=(doc or "").split("\n\n")[0])
-    made.add_argument("--steps", type=int, default=40, help="steps to train (40)")
-    made.add_argument("--layers", type=int, default=6, help="transformer blocks (6)")
-    made.add_argument("--dim", type=int, default=192, help="width of the model (192)")
-    made.add_argument("--heads", type=int, default=4, help="attention heads (4)")
-    made.add_argument("--seq", type=int, default=64, help="sequence length (64)")
-    made.add_argument("--batch", type=int, default=4, help="sequences per rank and step (4)")
-    made.add_argument("--vocabulary", type=int, default=1024, help="tokens in the vocabulary (1024)")
-    made.add_argument("--seed", type=int, default=0, help="seed of model and data (0)")
-    made.add_argument("--inject", type=fault, action="append", default=[], metavar="FAULT", help="slow_rank=1:20ms")
-    made.add_argument("--out", default=f"runs/{name}", metavar="RUN", help=f"run folder (runs/{name})")
-    made.add_argument("--capture", default="5:8", metavar="A:B", help="steps to trace, A to B-1 (5:8); none for no trace")
-    made.add_argument("--no-dtprof", action="store_true", help="train without any measurement")
-    made.add_argument("--losses", metavar="FILE", help="write the losses, bit for bit, to FILE.rank0, FILE.rank1, …")
-    return made
 
 
 @dataclass(frozen=True)
@@ -47,11 +27,11 @@ class World:
 
 
 @contextlib.contextmanager
-def world(seed: int):  # type: ignore[no-untyped-def]  # noqa: ANN201 - a generator of one World
+def world(seed: int) -> Iterator[World]:
     """Join the process group: NCCL with a GPU per rank where there are GPUs, gloo on the CPU otherwise."""
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")
@@ -67,13 +47,12 @@ def train(name: str, args: argparse.Namespace, me: World, step: Callable[[int], 
     losses: list[Tensor] = []
     capture = None if args.capture == "none" else args.capture
     knobs = {k: v for k, v in vars(args).items() if k not in ("out", "losses")}
-    session = dtprof.profile(args.out, capture=capture, job=name, knobs=knobs)
-    tokens = args.batch * args.seq
+    session = dtprof.profile(args.out or f"runs/{name}", capture=capture, job=name, knobs=knobs)
     with contextlib.nullcontext() if args.no_dtprof else session:
         for k in range(args.steps):
             loss = step(k)
             losses.append(loss.detach())
-            dtprof.step(loss=loss if loss.device.type == "cpu" else None, tokens=tokens, samples=args.batch)
+            dtprof.step(loss=loss if loss.device.type == "cpu" else None, tokens=args.batch * args.seq, samples=args.batch)
     if args.losses:
         write_losses(args.losses, me.rank, losses)
     if me.rank == 0:
@@ -83,4 +62,4 @@ def train(name: str, args: argparse.Namespace, me: World, step: Callable[[int], 
 
 def write_losses(path: str, rank: int, losses: Sequence[Tensor]) -> None:
     """Write losses as hexadecimal floats: equal text is equal bits."""
-    Path(f"{path}.rank{rank}").write_text(json.dumps([loss.item().hex() for loss in losses]))
+    Path(f"{path}.rank{rank}").write_text(json.dumps([float(loss.item()).hex() for loss in losses]))
