@@ -132,6 +132,7 @@ def write_atomic(path: Path, write: Any) -> None:
     """Create ``path`` by writing a temporary file beside it and renaming it; ``write`` takes the temporary Path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.fchmod(handle, 0o666 & ~_umask())
     os.close(handle)
     try:
         write(Path(temporary))
@@ -139,6 +140,13 @@ def write_atomic(path: Path, write: Any) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    """The process's umask; reading it means setting it for a moment."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def write_parquet(table: Table, path: Path) -> None:

@@ -68,8 +68,9 @@ def header(study: Lens) -> str:
     if steps:
         by_step = [float(np.mean([s.dur_ns for s in steps if s.step == n])) for n in sorted(numbers)]
         what = f"median of {len(by_step)}" if len(by_step) > 1 else "one step captured"
-        by_rank = [float(np.median([s.dur_ns for s in settled(p.steps)])) for p in accounting.parts if p.steps]
-        spread = f" ({interval(min(by_rank), max(by_rank))} over the ranks)" if max(by_rank) > 1.05 * min(by_rank) else ""
+        lengths = [float(s.dur_ns) for s in steps]
+        apart = len(by_step) == 1 and max(lengths) > 1.05 * min(lengths)
+        spread = f" ({interval(min(lengths), max(lengths))} over the ranks)" if apart else ""
         bits.append(f"step {time(float(np.median(by_step)))}{spread}, {what}")
     present, world = len(run.ranks), run.world_size
     if present:
@@ -119,7 +120,7 @@ def _larger(share: float, lead: Finding, found: list[Finding], shares: dict[str,
     """The largest loss is named even when it is not the one with a culprit."""
     losses = {k: v for k, v in shares.items() if k not in ("compute_ns", "comm_wait_ns")}
     key = max(losses, key=lambda k: losses[k])
-    if losses[key] <= share:
+    if losses[key] <= max(share, lead.share or 0.0):
         return []
     number = next((i for i, f in enumerate(found, 1) if f is not lead and abs((f.share or 0) - losses[key]) < 0.02), None)
     where = f" (finding {number})" if number else ""

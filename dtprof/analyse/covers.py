@@ -143,12 +143,13 @@ class PartView:
     def main_rows(self) -> NDArray[np.int64]:
         """Compute kernels of the main lane."""
         rows = self._device("kernel")
-        return rows[self.events["lane"][rows] == self.main_lane]
+        mine: NDArray[np.int64] = rows[self.events["lane"][rows] == self.main_lane]
+        return mine
 
     @cached_property
     def device_step(self) -> NDArray[np.int32]:
         """Step in which each device row was launched."""
-        return np.asarray(self.events["step"][self.device_rows])
+        return np.asarray(self.events["step"][self.device_rows], np.int32)
 
     @cached_property
     def on_device(self) -> bool:

@@ -15,6 +15,8 @@ from dtprof.analyse.covers import PartView
 from dtprof.analyse.results import AccountingResult, CommResult, PartAccount, PhaseResult, StepAccount, settled
 from dtprof.protocols import Lens
 from dtprof.run import Run
+from dtprof.schema import PHASES
+from dtprof.stats import Floats, bounds, location
 
 OWN_KEYS = (
     "compute_ns", "copy_exposed_ns", "idle_host_ns", "idle_dependency_ns", "idle_input_ns", "idle_checkpoint_ns",
@@ -23,23 +25,38 @@ OWN_KEYS = (
 _LEAST_STEPS = 2
 _LEAST_NS = 1_000_000
 # excess that counts, as a share of the others' own time: fewer steps ask for more
-_SHARE_FEW, _SHARE_MANY, _MANY_STEPS = 0.10, 0.05, 10
-# the mean excess must be this many standard errors from zero
+_SHARE_FEW, _SHARE_MANY, _MANY_STEPS = 0.10, 0.05, 30
+# level of the exact bounds; below seven steps they do not exist and every step must show the excess
+_ALPHA = 0.01
 _ERRORS = 4.0
+# a phase that holds this share of the whole excess is where it lies
+_MAIN_PHASE = 0.5
+
+
+@dataclass(frozen=True)
+class Excess:
+    """How much longer one rank needs than the median of its peers, ns per step: centre, exact bounds, and what repair saves."""
+
+    centre: int
+    low: int
+    high: int
+    cost: int
+    slowest_in: int
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """One rank that needs longer than its peers; times per step, against the median peer by accounting key and phase."""
+    """One rank that needs longer than its peers; times per step.
+
+    ``phase`` is where the excess lies (None: no phase holds most of it) and ``excess`` is measured there; ``by_key`` and
+    ``by_phase`` share it out against the median peer.
+    """
 
     part: int
     rank: int
     steps: tuple[int, ...]
-    slowest_in: int
-    excess_ns: int
-    cost_ns: int
-    low_ns: int
-    high_ns: int
+    phase: str | None
+    excess: Excess
     by_key: dict[str, int]
     by_phase: dict[str, int]
     operators: int
@@ -50,14 +67,6 @@ class Straggler:
     def main_key(self) -> str:
         """The accounting key that explains most of the excess."""
         return max(self.by_key, key=lambda k: self.by_key[k])
-
-    @property
-    def main_phase(self) -> str | None:
-        """The phase that explains most of the excess, None where no phase explains half of it."""
-        if not self.by_phase:
-            return None
-        best = max(self.by_phase, key=lambda p: self.by_phase[p])
-        return best if self.by_phase[best] >= self.excess_ns / 2 else None
 
 
 @dataclass(frozen=True)
@@ -84,57 +93,109 @@ def analyse(study: Lens) -> StragglerResult:
     common = sorted(set.intersection(*(set(s) for s in mine.values())))
     if len(common) < _LEAST_STEPS:
         return StragglerResult((), len(common), f"{len(common)} complete steps on all ranks; {_LEAST_STEPS} are needed")
-    own = np.array([[_own(mine[p.part][s]) for s in common] for p in parts], np.int64)
-    found = [s for i in range(len(parts)) if (s := _straggler(study, parts, mine, common, own, i)) is not None]
-    return StragglerResult(tuple(sorted(found, key=lambda s: -s.cost_ns)), len(common), "")
+    own = np.array([[_own(mine[p.part][s]) for s in common] for p in parts], np.float64)
+    by_phase = _phase_matrices(study, parts, common)
+    found = [s for i in range(len(parts)) if (s := _straggler(study, parts, mine, common, own, by_phase, i)) is not None]
+    return StragglerResult(tuple(sorted(found, key=lambda s: -s.excess.cost)), len(common), "")
 
 
 def _own(step: StepAccount) -> int:
     return sum(step.accounting[k] for k in OWN_KEYS)
 
 
+def excess_of(times: Floats, i: int, least: float) -> Excess | None:
+    """Whether row ``i`` of ``times`` (parts x steps, ns) is longer than its peers by ``least`` or more, beyond the noise.
+
+    From seven steps on the exact signed-rank bound at level 1% must reach half of the centre; with fewer, every single
+    step must, and the mean must be four standard errors from zero.
+    """
+    others = np.delete(times, i, axis=0)
+    excess, cost = times[i] - np.median(others, axis=0), times[i] - others.max(axis=0)
+    centre = location(excess)
+    if centre < least or location(cost) <= 0:
+        return None
+    limits = bounds(excess, _ALPHA)
+    if limits is None:
+        error = float(excess.std(ddof=1) / np.sqrt(len(excess)))
+        limits = float(excess.min()), float(excess.max())
+        if centre < _ERRORS * error:
+            return None
+    if limits[0] < centre / 2:
+        return None
+    return Excess(round(centre), round(limits[0]), round(limits[1]), round(location(cost)), int(np.sum(cost > 0)))
+
+
 def _straggler(
-    study: Lens, parts: list[PartAccount], mine: dict[int, dict[int, StepAccount]], common: list[int], own: np.ndarray, i: int
+    study: Lens,
+    parts: list[PartAccount],
+    mine: dict[int, dict[int, StepAccount]],
+    common: list[int],
+    own: Floats,
+    by_phase: dict[str, Floats],
+    i: int,
 ) -> Straggler | None:
-    others = np.delete(own, i, axis=0)
-    excess = own[i] - np.median(others, axis=0)
-    cost = own[i] - others.max(axis=0)
-    mean, count = float(excess.mean()), len(common)
-    error = float(excess.std(ddof=1) / np.sqrt(count))
-    share = _SHARE_MANY if count >= _MANY_STEPS else _SHARE_FEW
-    least = max(_LEAST_NS, share * float(np.median(others)))
-    if mean < least or mean < _ERRORS * error or excess.min() < mean / 2 or cost.mean() <= 0:
+    share = _SHARE_MANY if len(common) >= _MANY_STEPS else _SHARE_FEW
+    least = max(_LEAST_NS, share * float(np.median(np.delete(own, i, axis=0))))
+    whole = excess_of(own, i, least)
+    phases = {name: e for name, times in by_phase.items() if (e := excess_of(times, i, least)) is not None}
+    main = max(phases, key=lambda n: phases[n].centre) if phases else None
+    if main is not None and (whole is None or phases[main].centre >= _MAIN_PHASE * whole.centre):
+        excess = phases[main]
+    elif whole is not None:
+        excess, main = whole, None
+    else:
         return None
     part = parts[i]
     peers = [p for p in parts if p.part != part.part]
-    by_key = {k: _gap(mine, part, peers, common, k) for k in OWN_KEYS}
-    phases: PhaseResult = study.result("phases")
     operators = {p.part: _operators(study.run, p.part, common) for p in parts}
     return Straggler(
-        part.part, part.rank if part.rank is not None else -1, tuple(common), int(np.sum(cost > 0)), round(mean),
-        round(float(cost.mean())), round(mean - 2 * error), round(mean + 2 * error), by_key,
-        _phase_gaps(phases, part, peers, set(common)), operators[part.part],
-        int(np.median([operators[p.part] for p in peers])), _gc(study.run, mine[part.part], part.part, common),
-    )  # fmt: skip
+        part=part.part,
+        rank=part.rank if part.rank is not None else -1,
+        steps=tuple(common),
+        phase=main,
+        excess=excess,
+        by_key={k: _gap(mine, part, peers, common, k) for k in OWN_KEYS},
+        by_phase={n: round(location(t[i] - np.median(np.delete(t, i, axis=0), axis=0))) for n, t in by_phase.items()},
+        operators=operators[part.part],
+        peer_operators=int(np.median([operators[p.part] for p in peers])),
+        gc_ns=_gc(study.run, mine[part.part], part.part, common),
+    )
 
 
 def _gap(
     mine: dict[int, dict[int, StepAccount]], part: PartAccount, peers: list[PartAccount], common: list[int], key: str
 ) -> int:
     gaps = [mine[part.part][s].accounting[key] - np.median([mine[p.part][s].accounting[key] for p in peers]) for s in common]
-    return round(float(np.mean(gaps)))
+    return round(location(np.array(gaps, np.float64)))
 
 
-def _phase_gaps(phases: PhaseResult, part: PartAccount, peers: list[PartAccount], common: set[int]) -> dict[str, int]:
-    spent: Counter[tuple[int, str]] = Counter()
+def _phase_matrices(study: Lens, parts: list[PartAccount], common: list[int]) -> dict[str, Floats]:
+    """Phase -> times (parts x steps): on a device its compute kernels, else the host's time without communication."""
+    spent: Counter[tuple[int, str, int]] = Counter()
+    for p in parts:
+        spent.update(_kernels_by_phase(study.run, p.part) if p.steps[0].on_device else _host_by_phase(study, p.part))
+    names = [n for n in PHASES if all(any(spent[(p.part, n, s)] for s in common) for p in parts)]
+    return {n: np.array([[spent[(p.part, n, s)] for s in common] for p in parts], np.float64) for n in names}
+
+
+def _host_by_phase(study: Lens, part: int) -> Counter[tuple[int, str, int]]:
+    phases: PhaseResult = study.result("phases")
+    spent: Counter[tuple[int, str, int]] = Counter()
     for time in phases.times:
-        if time.step in common:
-            spent[(time.part, time.phase)] += time.own_ns
-    names = {phase for p, phase in spent if p == part.part}
-    return {
-        n: round((spent[(part.part, n)] - float(np.median([spent[(p.part, n)] for p in peers]))) / len(common))
-        for n in sorted(names)
-    }
+        if time.part == part:
+            spent[(part, time.phase, time.step)] += time.own_ns
+    return spent
+
+
+def _kernels_by_phase(run: Run, part: int) -> Counter[tuple[int, str, int]]:
+    view = PartView(run, part)
+    rows = view.device_rows[view.events["kind"][view.device_rows] == view.events.code("kind", "kernel")]
+    spent: Counter[tuple[int, str, int]] = Counter()
+    columns = (view.events[c][rows].tolist() for c in ("phase", "step", "dur"))
+    for phase, step, dur in zip(*columns, strict=True):
+        if phase >= 0:
+            spent[(part, PHASES[phase], step)] += dur
+    return spent
 
 
 def _operators(run: Run, part: int, common: list[int]) -> int:

@@ -98,15 +98,13 @@ class Buckets:
             title=reason[0],
             ranks=ranks_of(accounting),
             steps=steps_of(accounting),
-            seconds_per_step=cost / 1e9,
+            seconds_per_step=None,
             evidence=tuple(evidence),
             why=reason[1],
             next=reason[2],
             apply=reason[2],
             verify="measure several bucket_cap_mb in turn; note that bucket_cap_mb=25 is not the default, which "
             "has a small first bucket",
-            share=cost / whole,
-            bound=True,
         )
 
     def _reason(self, sizes: list[int], total: int, tail: int) -> tuple[str, str, str] | None:

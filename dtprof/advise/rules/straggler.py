@@ -22,12 +22,7 @@ _SAME_WORK = 0.02
 _GC_SHARE = 0.25
 # waiting below this share of the step is not worth a finding
 _LATE_SHARE = 0.05
-_PHASE_WORDS = {
-    "data": "its input",
-    "forward": "its forward pass",
-    "backward": "its backward pass",
-    "optimizer": "its optimizer step",
-}
+_PHASE_WORDS = {"data": "input", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
 _KEY_WORDS = {
     "compute_ns": "computing", "copy_exposed_ns": "copies", "idle_host_ns": "time in which nothing is launched",
     "idle_dependency_ns": "waiting inside the device", "idle_input_ns": "input", "idle_checkpoint_ns": "checkpoints",
@@ -58,55 +53,50 @@ class HostRank(ComputeRank):
 
 def _finding(rule: str, study: Lens, s: Straggler, steps: int) -> Finding:
     accounting: AccountingResult = study.result("accounting")
-    waiting: WaitingResult = study.result("waiting")
     whole = step_ns(accounting)
-    where = _PHASE_WORDS.get(s.main_phase or "", "its step")
-    verb = "computes" if rule == ComputeRank.id else "takes for"
-    times = f"{s.slowest_in} of {steps} steps"
+    where = _PHASE_WORDS.get(s.phase or "", s.phase or "step")
     cause, reason = _cause(s)
     others = sorted({p.rank for p in accounting.parts if p.rank is not None and p.rank != s.rank})
     peers = named("rank", others) if len(others) == 1 else "the other ranks"
+    longer = f"{time(s.excess.centre)} longer than {peers}, in {s.excess.slowest_in} of {steps} steps"
+    does = f"computes its {where}" if rule == ComputeRank.id else f"takes for its {where}"
+    return Finding(
+        rule=rule,
+        severity=severity_of(s.excess.cost / whole),
+        title=f"Rank {s.rank} needs {time(s.excess.centre)} longer for its {where} than {peers}",
+        ranks=(s.rank,),
+        steps=s.steps,
+        seconds_per_step=s.excess.cost / 1e9,
+        evidence=tuple(_evidence(study, s, where, peers, steps, reason)),
+        why=f"rank {s.rank} {does} {longer}; {cause}",
+        next=_look(s, rule),
+        apply=_look(s, rule),
+        verify=f"measure the same command again after the repair: rank {s.rank}'s {where} without communication "
+        f"should become about {time(s.excess.cost)} shorter",
+        share=s.excess.cost / whole,
+    )
+
+
+def _evidence(study: Lens, s: Straggler, where: str, peers: str, steps: int, reason: str) -> Iterator[Evidence]:
+    waiting: WaitingResult = study.result("waiting")
     view = PartView(study.run, s.part)
-    rows = np.flatnonzero(view.events.is_("kind", "range") & np.isin(view.events["step"], s.steps))
-    parts = [
-        f"{_KEY_WORDS[k]} {_signed(v)}"
-        for k, v in sorted(s.by_key.items(), key=lambda i: -abs(i[1]))
-        if abs(v) * 20 > s.excess_ns
-    ]
-    evidence = [
-        Evidence(
-            f"Without its communication, the step takes {time(s.excess_ns)} longer on rank {s.rank} than on {peers}"
-            f" ({interval(s.low_ns, s.high_ns)}), longest in {times}.",
-            {s.part: tuple(rows.tolist())},
-        ),
-        Evidence(f"Of that: {', '.join(parts)}."),
-    ]
+    rows = view.phase_rows(s.phase) if s.phase else np.flatnonzero(view.events.is_("kind", "range"))
+    rows = rows[np.isin(view.events["step"][rows], s.steps)]
+    yield Evidence(
+        f"Without communication, the {where} takes {time(s.excess.centre)} longer on rank {s.rank} than on {peers}"
+        f" ({interval(s.excess.low, s.excess.high)}), longest in {s.excess.slowest_in} of {steps} steps.",
+        {s.part: tuple(rows.tolist())},
+    )
+    keys = [(k, v) for k, v in sorted(s.by_key.items(), key=lambda i: -abs(i[1])) if abs(v) * 20 > s.excess.centre]
+    yield Evidence("Over the whole step: " + ", ".join(f"{_KEY_WORDS[k]} {_signed(v)}" for k, v in keys) + ".")
     if s.by_phase:
-        evidence.append(
-            Evidence("By phase, without communication: " + ", ".join(f"{p} {_signed(v)}" for p, v in s.by_phase.items()) + ".")
-        )
-    evidence.append(Evidence(reason))
+        phases = ", ".join(f"{_PHASE_WORDS.get(p, p)} {_signed(v)}" for p, v in s.by_phase.items())
+        yield Evidence(f"By phase, without communication: {phases}.")
+    yield Evidence(reason)
     victims = {r: w for r, w in waiting.by_victim.items() if r != s.rank and w > 0}
     if victims:
         told = ", ".join(f"rank {r} {time(w)}" for r, w in sorted(victims.items(), key=lambda i: -i[1])[:4])
-        evidence.append(
-            Evidence(f"Waiting per step meanwhile: {told}; rank {s.rank} itself {time(waiting.by_victim.get(s.rank, 0))}.")
-        )
-    return Finding(
-        rule=rule,
-        severity=severity_of(s.cost_ns / whole),
-        title=f"Rank {s.rank} needs {time(s.excess_ns)} longer for {where} than its peers",
-        ranks=(s.rank,),
-        steps=s.steps,
-        seconds_per_step=s.cost_ns / 1e9,
-        evidence=tuple(evidence),
-        why=f"rank {s.rank} {verb} {where} {time(s.excess_ns)} longer than {peers}, in {times}; {cause}",
-        next=_look(s, rule),
-        apply=_look(s, rule),
-        verify=f"measure the same command again after the repair: rank {s.rank}'s step without communication "
-        f"should fall by about {time(s.cost_ns)}",
-        share=s.cost_ns / whole,
-    )
+        yield Evidence(f"Waiting per step meanwhile: {told}; rank {s.rank} itself {time(waiting.by_victim.get(s.rank, 0))}.")
 
 
 def _signed(ns: int) -> str:
@@ -122,9 +112,9 @@ def _cause(s: Straggler) -> tuple[str, str]:
     gc = "garbage collection was not recorded"
     if s.gc_ns is not None:
         gc = f"garbage collection took {time(s.gc_ns)} per step" if s.gc_ns > 0 else "no garbage collection"
-        if s.gc_ns > _GC_SHARE * s.excess_ns:
+        if s.gc_ns > _GC_SHARE * s.excess.centre:
             return f"garbage collection takes {time(s.gc_ns)} of it", f"The work is the same ({counts}); {gc}."
-    same_input = s.by_key["idle_input_ns"] < s.excess_ns / 10
+    same_input = s.by_key["idle_input_ns"] < s.excess.centre / 10
     told = "same work" + (", same input time" if same_input else "") + (", no GC" if s.gc_ns is not None else "")
     slow = "the machine is slow" if s.main_key == "compute_ns" else "its host code is slow"
     return f"{told}: {slow}", f"The work is the same ({counts}); {gc}."
