@@ -17,25 +17,28 @@ help: ## show this list
 setup: $(VENV)/.ready $(VENV)/.hta $(VENV)/.scanner ## make .venv, install dtprof and its tools, build the C scanner
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt setuptools wheel
-	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[torch,nvidia,dev]'
-	touch $@
+	@echo 'setup: dtprof and its tools, into $(VENV)'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --constraint constraints.txt setuptools wheel
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[torch,nvidia,dev]'
+	@touch $@
 
 # Holistic Trace Analysis is a second opinion that the tests compare with. It is installed without its notebook
 # server, which is most of its size; where it does not install, the tests that need it say so and are skipped.
 $(VENV)/.hta: constraints.txt | $(VENV)/.ready
-	( $(PIP) install --quiet --constraint constraints.txt pandas plotly networkx pydot psutil PyYAML \
+	@echo 'setup: Holistic Trace Analysis'
+	@( $(PIP) install --quiet --constraint constraints.txt pandas plotly networkx pydot psutil PyYAML \
 	  && $(PIP) install --quiet --constraint constraints.txt --no-deps HolisticTraceAnalysis ) \
-	|| echo 'setup: Holistic Trace Analysis did not install; the comparisons with it will be skipped'
-	touch $@
+	|| echo 'setup: it did not install; the comparisons with it will be skipped'
+	@touch $@
 
-# Without a C compiler the package reads traces in Python, about five times slower.
+# Without a C compiler the package reads traces in Python, several times slower.
 $(VENV)/.scanner: $(SCANNER) | $(VENV)/.ready
-	$(PY) -c 'from setuptools import setup; setup()' --quiet build_ext --inplace --force
+	@echo 'setup: the C scanner'
+	@$(PY) -W ignore -c 'from setuptools import setup; setup()' --quiet build_ext --inplace --force
 	@$(PY) -c 'import dtprof.ingest.kineto._scan' 2>/dev/null \
-	|| echo 'setup: no C scanner was built (is there a C compiler?); the Python scanner is used'
-	touch $@
+	|| echo 'setup: it was not built (is there a C compiler?); the Python scanner is used'
+	@touch $@
 
 demo: setup ## two-rank DDP job with a planted slow rank: verdict, report.html
 	rm -rf $(DEMO)
