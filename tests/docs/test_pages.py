@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
 def test_tables_page_is_what_the_schema_says():
     made = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))["page"]()
     assert (ROOT / "docs" / "tables.md").read_text() == made, "stale: run .venv/bin/python docs/make_tables.py"
+
+
+def test_the_layers_on_the_architecture_page_are_those_that_are_checked():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    checked = [sorted(re.findall(r"\w+", layer)) for layer in contracts[0]["layers"]]
+    section = (ROOT / "docs" / "architecture.md").read_text().partition("## Who may import whom")[2]
+    shown = section.split("```")[1].strip().splitlines()
+    assert [sorted(line.split()) for line in shown] == checked
 
 
 def test_every_rule_has_a_section_and_every_section_a_rule():
