@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(f"dtprof.{_HOME[name]}"), name)
+        value = globals()[name] = getattr(import_module(f"dtprof.{_HOME[name]}"), name)
+        return value
     raise AttributeError(f"module 'dtprof' has no attribute {name!r}")
 
 

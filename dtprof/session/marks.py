@@ -49,7 +49,7 @@ def annotate(
     expert: int | None = None,
 ) -> Annotation:
     """A range, as context manager or decorator; phases are named in ``dtprof.schema.PHASES``."""
-    key = (name, step, phase, microbatch, stage, layer, bucket, expert)
+    key: Any = (name, step, phase, microbatch, stage, layer, bucket, expert)
     found = _cache.get(key)
     if found is None:
         if len(_cache) >= _CACHE_SIZE:
@@ -61,25 +61,36 @@ def annotate(
 class Annotation:
     """One named range; entering it opens a range in each tracer that listens at that moment."""
 
-    __slots__ = ("_attributes", "_tags", "name", "text")
+    __slots__ = ("_attributes", "_tags", "_was_open", "name", "text")
 
     def __init__(self, name: str, *tags: Any) -> None:
         self.name = name
         self._tags = dict(zip(("step", "phase", "microbatch", "stage", "layer", "bucket", "expert"), tags, strict=True))
         self.text = format_range(name, self._tags)
         self._attributes: Any = None
+        self._was_open = False
 
     def __enter__(self) -> Annotation:
         global idle_calls
-        if not _domain_sought or _torch is None:
-            _look_for_listeners()
+        if _domain_sought and _domain is None and _torch is not None and not _torch._is_profiler_enabled:
+            idle_calls += 1
+        else:
+            self._listen()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._was_open:
+            self._close()
+
+    def _listen(self) -> None:
+        global idle_calls
+        _look_for_listeners()
         if _domain is None and (_torch is None or not _torch._is_profiler_enabled):
             idle_calls += 1
         elif not _guard.is_off("annotate"):
             _guard.call("annotate", "enter", -1, self._begin)
-        return self
 
-    def __exit__(self, *exc: object) -> None:
+    def _close(self) -> None:
         stack = getattr(_open, "stack", None)
         if stack and stack[-1][0] is self:
             _guard.call("annotate", "exit", -1, _end, stack.pop())
@@ -106,6 +117,7 @@ class Annotation:
         if not hasattr(_open, "stack"):
             _open.stack = []
         _open.stack.append((self, record, _domain))
+        self._was_open = True
 
 
 def _end(entry: tuple[Annotation, Any, Any]) -> None:
