@@ -42,15 +42,21 @@ def align(parts: Sequence[Part], operations: Sequence[Ends]) -> dict[int, tuple[
         base = [end for part, end in operation.of.items() if host_of[part] == reference]
         if not base:
             continue
-        centre = int(np.median(base))
+        centre = _median(base)
         for part, end in operation.of.items():
             differences[host_of[part]].append(centre - end)
     offsets: dict[str, tuple[int, int | None]] = {}
     for host, found in differences.items():
         values = np.array(found, np.int64)
-        offset = int(np.median(values))
+        offset = _median(found)
         left = int(np.percentile(np.abs(values - offset), 95))
         if host == reference or abs(offset) < LEAST_SHIFT_NS or left >= abs(offset):
             offset, left = 0, int(np.percentile(np.abs(values), 95))
         offsets[host] = (offset, left)
     return {p.ordinal: offsets.get(host_of[p.ordinal], (0, None)) for p in parts}
+
+
+def _median(values: Sequence[int]) -> int:
+    """Median in integers: a float64 is 256 ns coarse at today's Unix times."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
