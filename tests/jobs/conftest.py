@@ -1,0 +1,93 @@
+"""Real processes: ranks started directly on loopback, without torchrun's agent, which costs seconds."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@dataclass
+class Rank:
+    """What one process left."""
+
+    code: int
+    output: str
+
+
+def environment(rank, ranks, port, key):
+    lo = {"GLOO_SOCKET_IFNAME": "lo"} if any(name == "lo" for _, name in socket.if_nameindex()) else {}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC", "NVTX", "DTPROF_"))}
+    return {
+        **clean, **lo, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "2000", "KINETO_LOG_LEVEL": "99",
+        "DTPROF_RUN_ID": key, "PYTHONWARNINGS": "default",
+    }  # fmt: skip
+
+
+def begin(ranks, words, *, changes=None):
+    """Start ``python words…`` once per rank; returns [(process, file of its output)]."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    key = uuid.uuid4().hex
+    started = []
+    for rank in range(ranks):
+        env = {k: v for k, v in {**environment(rank, ranks, port, key), **(changes or {})}.items() if v is not None}
+        output = tempfile.TemporaryFile("w+")
+        process = subprocess.Popen([sys.executable, *words], env=env, stdout=output, stderr=subprocess.STDOUT)
+        started.append((process, output))
+    return started
+
+
+def finish(started, timeout=180):
+    """Wait for all ranks; kills what is left."""
+    try:
+        codes = [process.wait(timeout) for process, _ in started]
+    finally:
+        for process, _ in started:
+            process.kill()
+            process.wait()
+    done = []
+    for code, (_, output) in zip(codes, started, strict=True):
+        output.seek(0)
+        done.append(Rank(code, output.read()))
+        output.close()
+    return done
+
+
+@pytest.fixture(scope="session")
+def start():
+    """``start(ranks, words, changes={…})``: begin processes and return them with their output files."""
+    return begin
+
+
+@pytest.fixture(scope="session")
+def end():
+    """``end(started)``: wait for them."""
+    return finish
+
+
+@pytest.fixture(scope="session")
+def run(request):
+    """``run(ranks, words, changes={…})``: run to the end; all must succeed."""
+
+    def go(ranks, words, *, changes=None):
+        done = finish(begin(ranks, words, changes=changes))
+        assert all(rank.code == 0 for rank in done), "\n".join(f"rank {n} ended with {r.code}:\n{r.output}" for n, r in enumerate(done))
+        return done
+
+    return go
+
+
+@pytest.fixture(scope="session")
+def scripts():
+    """Where the scripts that ranks run lie."""
+    return SCRIPTS
