@@ -41,17 +41,20 @@ $(VENV)/.scanner: $(SCANNER) | $(VENV)/.ready
 	@touch $@
 
 demo: setup ## two-rank DDP job with a planted slow rank: verdict, report.html
-	rm -rf $(DEMO)
+	@rm -rf $(DEMO)
 	$(VENV)/bin/dtprof job ddp --ranks 2 --inject slow_rank=1:20ms --out $(DEMO)
-	$(VENV)/bin/dtprof report $(DEMO) --html $(DEMO)/report.html > $(DEMO)/report.txt
-	@echo
-	@echo 'The run is in          $(DEMO)   (manifest.json, part00000, part00001, tables)'
-	@echo 'The report is in       $(DEMO)/report.html and $(DEMO)/report.txt'
-	@echo 'Try next:'
-	@echo '  $(VENV)/bin/dtprof report $(DEMO)                     the whole report in the terminal'
-	@echo '  $(VENV)/bin/dtprof job ddp --ranks 2 --out runs/calm  the same job without the fault'
-	@echo '  $(VENV)/bin/dtprof report FOLDER_OF_TRACES            traces that you already have'
-	@echo '  $(VENV)/bin/dtprof plugins                            what is installed'
+	@$(VENV)/bin/dtprof report $(DEMO) --html $(DEMO)/report.html > $(DEMO)/report.txt
+	@printf '\n%s\n' 'Where things are:'
+	@printf '  %-52s %s\n' \
+	  '$(DEMO)/report.html' 'the report as one page' \
+	  '$(DEMO)/report.txt' 'the report above' \
+	  '$(DEMO)' 'the run: see docs/run_format.md'
+	@printf '%s\n' 'Try next:'
+	@printf '  %-52s %s\n' \
+	  '$(VENV)/bin/dtprof job ddp --ranks 2' 'the same job without the fault' \
+	  '$(VENV)/bin/dtprof job ddp --ranks 2 --bucket-cap-mb 4' 'with smaller gradient buckets' \
+	  '$(VENV)/bin/dtprof report FOLDER' 'torch.profiler traces that you already have' \
+	  '$(VENV)/bin/dtprof plugins' 'what is installed'
 
 test: setup ## unit, contract, documentation and job tests (minutes)
 	$(PYTEST) -m 'not slow and not browser and not gpu' -n $(JOBS) --dist loadgroup $(ARGS)
@@ -74,7 +77,7 @@ bench: setup ## benchmarks, each as a table
 gpu-check: setup ## what needs a CUDA device: the gpu tests and a short NCCL job
 	@$(PY) -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "gpu-check: no CUDA device; nothing was exercised")'
 	$(PYTEST) -m gpu $(ARGS); code=$$?; test $$code -eq 0 -o $$code -eq 5
-	rm -rf runs/gpu-check
+	@rm -rf runs/gpu-check
 	$(VENV)/bin/dtprof job ddp --ranks $$($(PY) -c 'import torch; print(min(torch.cuda.device_count(), 2))') --out runs/gpu-check
 	$(VENV)/bin/dtprof report runs/gpu-check --json | $(PY) tests/gpu_summary.py
 
