@@ -6,6 +6,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 DEMO := runs/demo
 JOBS ?= 2
+QUICK := 'not slow and not browser and not gpu'
 SCANNER := $(wildcard dtprof/ingest/kineto/_*.[ch])
 
 .DEFAULT_GOAL := help
@@ -56,8 +57,14 @@ demo: setup ## two-rank DDP job with a planted slow rank: verdict, report.html
 	  '$(VENV)/bin/dtprof report FOLDER' 'torch.profiler traces that you already have' \
 	  '$(VENV)/bin/dtprof plugins' 'what is installed'
 
-test: setup ## unit, contract, documentation and job tests (minutes)
-	$(PYTEST) -m 'not slow and not browser and not gpu' -n $(JOBS) --dist loadgroup $(ARGS)
+# Jobs are measured, so nothing else may run beside them.
+test: setup ## unit, contract, documentation and job tests; ARGS='…' instead of all
+ifdef ARGS
+	$(PYTEST) -m $(QUICK) $(ARGS)
+else
+	$(PYTEST) -m $(QUICK) -n $(JOBS) --ignore tests/jobs
+	$(PYTEST) -m $(QUICK) tests/jobs
+endif
 
 test-slow: setup ## the long ones: mutation by the thousand, repeated jobs
 	$(PYTEST) -m slow $(ARGS) || test $$? -eq 5
