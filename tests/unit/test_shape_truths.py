@@ -7,16 +7,8 @@ from dtprof.analyse import accounting
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.results import ACCOUNTING
 from dtprof.analyse.study import Study
-from dtprof.ingest.match import match
-from dtprof.run import MemoryStore, Run
 from tests.unit.shapes import SHAPES
-from tests.unit.shapes.build import US
-
-
-def matched(shape):
-    """The run with operations matched across its ranks, as every reader hands it over."""
-    joined = {(name, None): table for name, table in match(shape.run).items()}
-    return Run(shape.run.manifest, MemoryStore({**shape.tables, **joined}), shape.run.path, shape.run.format)
+from tests.unit.shapes.build import US, matched
 
 
 def accounts(run):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dtprof.ingest.match import match
 from dtprof.run import Manifest, MemoryStore, Part, Run
 from dtprof.table import Table
 
@@ -106,3 +107,9 @@ def account(total: int, **us: int) -> dict[str, int]:
     if sum(us.values()) != total:
         raise ValueError(f"{us} sums to {sum(us.values())}, not to {total}")
     return {f"{key}_ns": value * US for key, value in us.items()}
+
+
+def matched(shape: Shape) -> Run:
+    """The run with operations matched across its ranks, as every reader hands it over."""
+    joined = {(name, None): table for name, table in match(shape.run).items()}
+    return Run(shape.run.manifest, MemoryStore({**shape.tables, **joined}), shape.run.path, shape.run.format)
