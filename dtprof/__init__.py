@@ -1,7 +1,7 @@
 """dtprof: profiling and diagnostics for distributed PyTorch training.
 
     with dtprof.profile("runs/a") as prof:
-        for batch in dtprof.loader(batches):
+        for batch in batches:
             with dtprof.annotate("forward"):
                 ...
             prof.step()
