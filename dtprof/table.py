@@ -196,14 +196,14 @@ class Table:
         for name, data in self._columns.items():
             kind = self.spec.column(name).kind
             if kind in ("str", "enum"):
-                codes = pa.array(data.astype(np.int32), mask=data < 0)
+                codes = _arrow(data, data < 0)
                 arrays[name] = pa.DictionaryArray.from_arrays(codes, pa.array(self.values(name), pa.string()))
             elif kind in ("ints", "strs"):
                 arrays[name] = pa.array(list(data), pa.list_(pa.int64() if kind == "ints" else pa.string()))
             elif kind == "bool":
                 arrays[name] = pa.array(data)
             else:
-                arrays[name] = pa.array(data, mask=~self.known(name))
+                arrays[name] = _arrow(data, ~self.known(name))
         return pa.table(arrays)
 
     @classmethod
@@ -216,6 +216,13 @@ class Table:
             if key in known:
                 data[key] = _from_arrow(spec.column(key), table.column(key))
         return cls.of(name, **data) if data else cls(spec, table.num_rows, {}, {})
+
+
+def _arrow(data: Array, missing: NDArray[np.bool_]) -> pa.Array:
+    """An Arrow array; without a copy where nothing is missing."""
+    import pyarrow as pa
+
+    return pa.array(data, mask=missing) if missing.any() else pa.array(data)
 
 
 def _array(column: Column, data: Any) -> Array:

@@ -19,7 +19,7 @@ from dtprof.catalogue.collectives import dtype_bytes, operation
 from dtprof.ingest.kineto.raw import RawTrace, Sparse
 from dtprof.ingest.kineto.spans import Rows, kind_code
 from dtprof.intervals import Ints
-from dtprof.schema import MISSING, MISSING32
+from dtprof.schema import MISSING
 from dtprof.table import Strings, Table
 
 _RECORD = "record_param_comms"
@@ -154,6 +154,11 @@ def from_record(args: Arguments, row: int, name: str) -> Member:
     return Member(op, bytes_in=volume, bytes_out=bytes_out, bytes_known=known, dtype=dtype, known_by="record", record=row)
 
 
+def is_record(name: str) -> bool:
+    """Does an operator or range of this name stand for a communication operation?"""
+    return bool(_RANGE.match(name) or _OPERATOR.match(name)) and operation(name) != "unknown"
+
+
 @dataclass
 class CommBuilder:
     """Turns the communication spans of one file into comm and groups rows. Rows are event rows (ascending ts)."""
@@ -181,14 +186,6 @@ class CommBuilder:
         """The events that enclose ``row``, innermost first."""
         while (row := int(self.parent[row])) >= 0:
             yield row
-
-    def is_communication(self, row: int) -> bool:
-        """Does the innermost operator or range around this launch call name a communication operation?"""
-        for above in self.chain(row):
-            if self.kind[above] != kind_code("runtime"):
-                name = self.name_of(above)
-                return bool(_RANGE.match(name) or _OPERATOR.match(name)) and operation(name) != "unknown"
-        return False
 
     def members(self, event: int) -> list[Member]:
         """All operations behind one communication event."""
@@ -290,8 +287,3 @@ def _fill(first: Member, second: Member | None) -> Member:
             first, bytes_in=second.bytes_in, bytes_out=second.bytes_out, bytes_known=second.bytes_known, dtype=second.dtype
         )
     return replace(first, op=op)
-
-
-def unused(rows: Rows) -> int:
-    """How many of ``rows`` are missing."""
-    return int(np.sum(rows == MISSING32))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dtprof.ingest.kineto.spans import Codes, Rows, kind_code
+from dtprof.ingest.kineto.spans import Codes, Rows, is_kind, kind_code
 from dtprof.ingest.nesting import inside
 from dtprof.ingest.phases import phase_of
 from dtprof.intervals import Ints
@@ -50,7 +50,7 @@ def steps(name: Strings, kind: Codes, lane_device: Rows, lane: Rows, ts: Ints, d
     """Host steps from ``ProfilerStep#N`` ranges (old files have them as operators); a stub left at the end is incomplete."""
     number = np.array([int(m.group(1)) if (m := _STEP.match(n)) else -1 for n in name.values] + [-1], np.int64)
     marks = number[name.codes]
-    rows = np.flatnonzero((marks >= 0) & (lane_device[lane] < 0) & np.isin(kind, [kind_code("range"), kind_code("cpu_op")]))
+    rows = np.flatnonzero((marks >= 0) & (lane_device[lane] < 0) & is_kind(kind, "range", "cpu_op"))
     durations = dur[rows]
     complete = np.ones(len(rows), bool)
     if len(rows) > 1:

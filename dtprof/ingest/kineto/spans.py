@@ -34,6 +34,14 @@ def kind_code(kind: str) -> int:
 DEVICE_CODES = tuple(kind_code(k) for k in DEVICE_KINDS)
 
 
+def is_kind(kind: Codes, *names: str) -> NDArray[np.bool_]:
+    """Spans of these kinds."""
+    lut = np.zeros(len(EVENT_KINDS) + 1, bool)
+    lut[[kind_code(n) for n in names]] = True
+    wanted: NDArray[np.bool_] = lut[kind]
+    return wanted
+
+
 def dense(raw: RawTrace, key: str) -> Ints:
     """An integer argument as a full column, MISSING where absent."""
     out = np.full(len(raw.ts), MISSING, np.int64)
@@ -97,7 +105,7 @@ def lanes(raw: RawTrace, kind: Codes) -> Lanes:
     pid = np.array([_number(p) for p, _ in raw.tracks], np.int64)
     tid = np.array([_number(t) for _, t in raw.tracks], np.int64)
     gpu_range = np.array([c.lower() == "gpu_user_annotation" for c in raw.cat.values] + [False], bool)
-    on_device = np.isin(kind, [c for c in DEVICE_CODES if c != kind_code("comm")]) | (kind == kind_code("sync"))
+    on_device = is_kind(kind, "kernel", "memcpy", "memset", "sync")
     on_device |= gpu_range[raw.cat.codes]
     kernel_cat = np.array([c.lower() == "kernel" for c in raw.cat.values] + [False], bool)
     on_device |= kernel_cat[raw.cat.codes]
@@ -131,7 +139,7 @@ def lane_table(lane: Lanes, of_event: Rows, kind: Codes, dur: Ints, training_lan
     count = len(lane.device)
 
     def spent(*names: str) -> Ints:
-        rows = np.isin(kind, [kind_code(n) for n in names])
+        rows = is_kind(kind, *names)
         return np.bincount(of_event[rows], weights=dur[rows].astype(float), minlength=count).astype(np.int64)
 
     compute, comm, copy = spent("kernel"), spent("comm"), spent("memcpy", "memset")
@@ -171,7 +179,7 @@ def launches(kind: Codes, correlation: Ints) -> Rows:
     """
     out = np.full(len(kind), MISSING32, np.int32)
     calls = np.flatnonzero((kind == kind_code("runtime")) & (correlation != MISSING))
-    device = np.flatnonzero(np.isin(kind, DEVICE_CODES) & (correlation != MISSING))
+    device = np.flatnonzero(is_kind(kind, *DEVICE_KINDS) & (correlation != MISSING))
     if len(calls) == 0 or len(device) == 0:
         return out
     calls = calls[np.argsort(correlation[calls], kind="stable")]
