@@ -56,28 +56,49 @@ static void push_bytes(Guard *guard, Column *c, const char *bytes, int64_t n) {
 
 /* Distinct texts, numbered by first appearance. */
 typedef struct {
-    Column text;    /* all texts, end to end */
-    Column start;   /* i64: where text i starts */
-    Column length;  /* i32 */
-    Column hash;    /* i32 */
-    Column first;   /* i64: byte offset in the file where it was first seen */
-    Column flags;   /* i8: TEXT_... */
+    int64_t start;  /* in the bytes of all texts, end to end */
+    int64_t first;  /* byte offset in the file where it was first seen */
+    uint32_t hash;
+    int32_t length, flags, unused;
+} Entry;
+
+typedef struct {
+    Column text, entries;
     int32_t *slots; /* open addressing; -1 is free */
     int64_t slot_count;
 } Texts;
 
 enum { TEXT_JSON = 1 /* a JSON value as it stands, not the inside of a string */, TEXT_COMM = 2 /* may name a communication */ };
 
+static inline Entry *texts_entry(const Texts *t, int64_t code) { return (Entry *)(void *)t->entries.data + code; }
+
+static inline uint64_t load8(const char *p) {
+    uint64_t w;
+    memcpy(&w, p, 8);
+    return w;
+}
+
+static inline uint64_t load4(const char *p) {
+    uint32_t w;
+    memcpy(&w, p, 4);
+    return w;
+}
+
 static inline uint32_t text_hash(const char *s, int64_t n) {
     const uint64_t k = 0xff51afd7ed558ccdull;
-    uint64_t h = 0x9e3779b97f4a7c15ull ^ (uint64_t)n, x;
-    for (; n >= 8; s += 8, n -= 8) {
-        memcpy(&x, s, 8);
-        h = (h ^ x) * k;
-        h ^= h >> 32;
+    uint64_t h = 0x9e3779b97f4a7c15ull ^ (uint64_t)n, x = 0;
+    if (n >= 8) {
+        const char *last = s + n - 8;
+        for (; s < last; s += 8) {
+            h = (h ^ load8(s)) * k;
+            h ^= h >> 32;
+        }
+        x = load8(last);
+    } else if (n >= 4) {
+        x = load4(s) << 32 | load4(s + n - 4);
+    } else if (n) {
+        x = (uint64_t)(unsigned char)s[0] << 16 | (uint64_t)(unsigned char)s[n / 2] << 8 | (unsigned char)s[n - 1];
     }
-    x = 0;
-    memcpy(&x, s, (size_t)n);
     h = (h ^ x) * k;
     return (uint32_t)(h >> 32);
 }
@@ -86,9 +107,8 @@ static void texts_rehash(Guard *guard, Texts *t, int64_t slot_count) {
     t->slots = resized(guard, t->slots, slot_count * (int64_t)sizeof(int32_t));
     t->slot_count = slot_count;
     memset(t->slots, 0xff, (size_t)slot_count * sizeof(int32_t));
-    const uint32_t *hash = (const uint32_t *)(void *)t->hash.data;
-    for (int64_t i = 0; i < t->hash.count; i++) {
-        int64_t at = hash[i] & (slot_count - 1);
+    for (int64_t i = 0; i < t->entries.count; i++) {
+        int64_t at = texts_entry(t, i)->hash & (slot_count - 1);
         while (t->slots[at] >= 0)
             at = (at + 1) & (slot_count - 1);
         t->slots[at] = (int32_t)i;
@@ -97,35 +117,30 @@ static void texts_rehash(Guard *guard, Texts *t, int64_t slot_count) {
 
 /* The number of text s[0:n]; *is_new is set where it had none yet. */
 static inline int32_t texts_code(Guard *guard, Texts *t, const char *s, int64_t n, int json, int64_t offset, int *is_new) {
-    if (2 * (t->hash.count + 1) > t->slot_count)
+    if (2 * (t->entries.count + 1) > t->slot_count)
         texts_rehash(guard, t, t->slot_count ? 4 * t->slot_count : 256);
     uint32_t hash = text_hash(s, n);
     int64_t at = hash & (t->slot_count - 1);
     for (; t->slots[at] >= 0; at = (at + 1) & (t->slot_count - 1)) {
-        int32_t i = t->slots[at];
-        if (((uint32_t *)(void *)t->hash.data)[i] == hash && ((int32_t *)(void *)t->length.data)[i] == n &&
-            (t->flags.data[i] & TEXT_JSON) == json && !memcmp(t->text.data + ((int64_t *)(void *)t->start.data)[i], s, (size_t)n))
-            return i;
+        const Entry *entry = texts_entry(t, t->slots[at]);
+        if (entry->hash == hash && entry->length == n && (entry->flags & TEXT_JSON) == json &&
+            !memcmp(t->text.data + entry->start, s, (size_t)n))
+            return t->slots[at];
     }
-    int32_t code = (int32_t)t->hash.count;
-    push_i64(guard, &t->start, t->text.count);
-    push_bytes(guard, &t->text, s, n);
-    push_i32(guard, &t->length, (int32_t)n);
-    push_i64(guard, &t->first, offset);
-    push_i8(guard, &t->flags, (int8_t)json);
-    push_i32(guard, &t->hash, (int32_t)hash);
-    t->slots[at] = code;
+    const Entry fresh = {t->text.count, offset, hash, (int32_t)n, json, 0};
+    if (t->entries.count == t->entries.capacity)
+        column_grow(guard, &t->entries, 1, sizeof fresh);
+    if (n)
+        push_bytes(guard, &t->text, s, n);
+    t->slots[at] = (int32_t)t->entries.count++;
+    *texts_entry(t, t->slots[at]) = fresh;
     *is_new = 1;
-    return code;
+    return t->slots[at];
 }
 
 static void texts_free(Texts *t) {
     free(t->text.data);
-    free(t->start.data);
-    free(t->length.data);
-    free(t->hash.data);
-    free(t->first.data);
-    free(t->flags.data);
+    free(t->entries.data);
     free(t->slots);
 }
 

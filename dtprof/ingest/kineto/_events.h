@@ -20,6 +20,7 @@ typedef struct {
 } Span;
 
 typedef struct {
+    uint64_t head; /* the first eight bytes of the key, or all of it */
     char key[64];
     int length, kind, slot;
 } ArgKey;
@@ -126,10 +127,25 @@ static int32_t code_of(Scan *s, Texts *texts, Span t) {
             int64_t length = (int64_t)strlen(s->words[w]);
             for (int64_t i = 0; i + length <= t.n; i++)
                 if (same_word(t.p + i, length, s->words[w]))
-                    texts->flags.data[code] |= TEXT_COMM;
+                    texts_entry(texts, code)->flags |= TEXT_COMM;
         }
     }
     return code;
+}
+
+/* The first eight bytes of key[0:n], zeros after it. */
+static inline uint64_t key_head(const char *key, int64_t n, const char *e) {
+    uint64_t w = 0;
+    if (e - key < 8) {
+        memcpy(&w, key, n < 8 ? (size_t)n : 8);
+        return w;
+    }
+    w = load8(key);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return n < 8 ? w & ~(~0ull << (8 * n)) : w;
+#else
+    return n < 8 ? w & ~(~0ull >> (8 * n)) : w;
+#endif
 }
 
 /* Tracks are few and looked up for every event: short pid and tid are cached as two words. */
@@ -137,11 +153,7 @@ static int32_t track_of(Scan *s, const Event *ev, const char *e) {
     Span pid = ev->pid, tid = ev->tid;
     CachedTrack key = {0, 0, 0, 0}, *hit = NULL;
     if (pid.n <= 8 && tid.n <= 8 && pid.kind && tid.kind && e - pid.p >= 8 && e - tid.p >= 8) {
-        key.pid = load8(pid.p), key.tid = load8(tid.p);
-        if (pid.n < 8)
-            key.pid &= ~(~0ull << (8 * pid.n));
-        if (tid.n < 8)
-            key.tid &= ~(~0ull << (8 * tid.n));
+        key.pid = key_head(pid.p, pid.n, e), key.tid = key_head(tid.p, tid.n, e);
         key.lengths = (int32_t)(pid.n << 8 | tid.n << 4 | 1);
         hit = &s->cached[((key.pid * 31 + key.tid) * 0x9e3779b97f4a7c15ull) >> 58];
         if (hit->pid == key.pid && hit->tid == key.tid && hit->lengths == key.lengths)
@@ -158,7 +170,8 @@ static int32_t track_of(Scan *s, const Event *ev, const char *e) {
     memcpy(joined, pid.n ? pid.p : "", (size_t)pid.n);
     joined[pid.n] = 0;
     memcpy(joined + pid.n + 1, tid.n ? tid.p : "", (size_t)tid.n);
-    int32_t code = texts_code(&s->guard, &s->tracks, joined, pid.n + tid.n + 1, 0, offset_of(s, pid.p ? pid.p : s->buffer), &is_new);
+    int64_t where = pid.kind ? offset_of(s, pid.p) : tid.kind ? offset_of(s, tid.p) : 0;
+    int32_t code = texts_code(&s->guard, &s->tracks, joined, pid.n + tid.n + 1, 0, where, &is_new);
     if (hit)
         *hit = key, hit->code = code;
     return code;
@@ -166,18 +179,17 @@ static int32_t track_of(Scan *s, const Event *ev, const char *e) {
 
 /* ---- reading one event ---- */
 
-static inline unsigned key_hash(const char *key, int64_t n) {
-    uint64_t w = 0;
-    memcpy(&w, key, n < 8 ? (size_t)n : 8);
-    return (unsigned)(((w ^ ((uint64_t)n << 56)) * 0x9e3779b97f4a7c15ull) >> 56);
+static inline unsigned key_hash(uint64_t head, int64_t n) {
+    return (unsigned)(((head ^ ((uint64_t)n << 56)) * 0x9e3779b97f4a7c15ull) >> 56);
 }
 
-static inline const ArgKey *find_key(const Scan *s, const char *key, int64_t n) {
-    for (unsigned at = key_hash(key, n);; at = (at + 1) & 255) {
+static inline const ArgKey *find_key(const Scan *s, const char *key, int64_t n, const char *e) {
+    uint64_t head = key_head(key, n, e);
+    for (unsigned at = key_hash(head, n);; at = (at + 1) & 255) {
         int i = s->key_slots[at];
         if (i < 0)
             return NULL;
-        if (s->keys[i].length == n && !memcmp(s->keys[i].key, key, (size_t)n))
+        if (s->keys[i].head == head && s->keys[i].length == n && (n <= 8 || !memcmp(s->keys[i].key + 8, key + 8, (size_t)n - 8)))
             return &s->keys[i];
     }
 }
@@ -193,7 +205,7 @@ static inline const char *read_text(const char *p, const char *e, Span *out, uns
     }
     p = skip_value(p, e, flaws);
     if (!STOPPED(p))
-        *out = (Span){start, p - start, *start == 'n' ? 0 : 'j'}; /* null is no text */
+        *out = *start == 'n' ? (Span){NULL, 0, 0} : (Span){start, p - start, 'j'}; /* null is no text */
     return p;
 }
 
@@ -232,7 +244,7 @@ static const char *read_args(const Scan *s, Event *ev, const char *p, const char
             return UNEXPECTED(p, e);
         p++;
         SKIP_SPACE(p);
-        const ArgKey *known = find_key(s, key, end - key);
+        const ArgKey *known = find_key(s, key, end - key, e);
         if (!known) {
             p = skip_value(p, e, &ev->flaws);
         } else if (known->kind == ARG_TEXT || known->kind == ARG_COMM_TEXT) {
@@ -242,8 +254,11 @@ static const char *read_args(const Scan *s, Event *ev, const char *p, const char
         } else if (known->kind == ARG_FLOAT) {
             const char *start = p;
             p = skip_value(p, e, &ev->flaws);
-            if (!STOPPED(p))
-                ev->value[known->slot].text = (Span){start, p - start, 'j'}, ev->present |= 1ull << known->slot;
+            if (!STOPPED(p)) {
+                int any = *start != 'n' && *start != 't' && *start != 'f';
+                ev->value[known->slot].text = (Span){start, p - start, 'j'};
+                ev->present = (ev->present & ~(1ull << known->slot)) | (uint64_t)any << known->slot;
+            }
         } else {
             int64_t v;
             p = read_decimal(p, e, 0, &v, &ev->flaws);
@@ -309,7 +324,6 @@ static const char *read_event(Scan *s, const char *p, const char *e) {
     ev->ph = 0;
     ev->name.kind = ev->cat.kind = ev->pid.kind = ev->tid.kind = ev->id.kind = 0;
     ev->pid.n = ev->tid.n = 0;
-    ev->pid.p = NULL;
     ev->ts = ev->dur = MISSING;
     p++;
     SKIP_SPACE(p);

@@ -19,12 +19,12 @@ static double read_double(Span t) {
     char copy[64], *end;
     if (t.n && *t.p == '"')
         t.p++, t.n -= 2;
-    if (t.n <= 0 || t.n >= (int64_t)sizeof copy || !(is_digit(*t.p) || strchr("+-.", *t.p)))
+    if (t.n <= 0 || t.n >= (int64_t)sizeof copy)
         return NAN;
     memcpy(copy, t.p, (size_t)t.n);
     copy[t.n] = 0;
     double value = strtod(copy, &end);
-    return end == copy + t.n ? value : NAN;
+    return (int64_t)strspn(copy, "0123456789+-.eE") == t.n && end == copy + t.n && isfinite(value) ? value : NAN;
 }
 
 static void keep_args(Scan *s, Event *ev, int64_t row, int32_t name_code, int memory) {
@@ -35,7 +35,7 @@ static void keep_args(Scan *s, Event *ev, int64_t row, int32_t name_code, int me
         if ((kind == ARG_MEMORY) != memory)
             continue;
         if (kind == ARG_TEXT || kind == ARG_COMM_TEXT) {
-            if (kind == ARG_COMM_TEXT && !(name_code >= 0 && s->names.flags.data[name_code] & TEXT_COMM))
+            if (kind == ARG_COMM_TEXT && !(name_code >= 0 && texts_entry(&s->names, name_code)->flags & TEXT_COMM))
                 continue;
             int32_t code = code_of(s, &arg->texts, ev->value[slot].text);
             push_i32(guard, &arg->values, code);
@@ -115,6 +115,11 @@ static int flow_number(Span id, int64_t *out) {
                 return 0;
             v = v << 4 | (uint64_t)(is_digit(c) ? c - '0' : c - 'a' + 10);
         }
+        *out = (int64_t)v;
+        return 1;
+    }
+    uint64_t v = 0;
+    if (id.kind && id.n < 19 && read_digits(id.p, id.p + id.n, &v) == id.p + id.n && id.n) {
         *out = (int64_t)v;
         return 1;
     }

@@ -50,10 +50,10 @@ static PyObject *hand_out(Column *c, int width) {
     return (PyObject *)out;
 }
 
-/* (bytes, starts, first offsets, flags) of a table of texts. */
+/* (bytes, entries) of a table of texts. */
 static PyObject *hand_out_texts(Texts *t) {
-    return Py_BuildValue("(NNNN)", PyBytes_FromStringAndSize(t->text.data, (Py_ssize_t)t->text.count), hand_out(&t->start, 8),
-                         hand_out(&t->first, 8), hand_out(&t->flags, 1));
+    return Py_BuildValue("(NN)", PyBytes_FromStringAndSize(t->text.data, (Py_ssize_t)t->text.count),
+                         hand_out(&t->entries, sizeof(Entry)));
 }
 
 /* ---- Scanner ---- */
@@ -75,7 +75,8 @@ static int add_arg(Scan *s, const char *key, Py_ssize_t length, int kind, int sl
     memcpy(k->key, key, (size_t)length);
     k->length = (int)length, k->kind = kind, k->slot = slot;
     s->slot_kind[slot] = kind;
-    unsigned at = key_hash(key, length);
+    k->head = key_head(key, length, key + length);
+    unsigned at = key_hash(k->head, length);
     while (s->key_slots[at] >= 0)
         at = (at + 1) & 255;
     s->key_slots[at] = (int8_t)s->key_count++;

@@ -7,8 +7,7 @@
 #ifndef DTPROF_TEXT_H
 #define DTPROF_TEXT_H
 
-#include <stdint.h>
-#include <string.h>
+#include "_columns.h"
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -67,12 +66,6 @@ static inline const char *string_end(const char *p, const char *e) {
     }
 }
 
-static inline uint64_t load8(const char *p) {
-    uint64_t w;
-    memcpy(&w, p, 8);
-    return w;
-}
-
 /* Appends the decimal digits at p to *value (which may wrap: callers count digits). */
 static inline const char *read_digits(const char *p, const char *e, uint64_t *value) {
     uint64_t v = *value;
@@ -112,6 +105,8 @@ static int is_not_finite(const char *p, int64_t n) {
     static const char *const words[] = {"nan", "inf", "infinity", "nan(ind)", "nan(snan)", "1.#inf", "1.#qnan", "1.#ind", "1.#snan"};
     if (n && (*p == '-' || *p == '+'))
         p++, n--;
+    if (!n || !strchr("nNiI1", *p))
+        return 0;
     for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
         if (same_word(p, n, words[i]))
             return 1;

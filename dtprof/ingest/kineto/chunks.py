@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 from isal import igzip_lib
 
 from dtprof.errors import InputError
 from dtprof.ingest.kineto import damage as kinds
-from dtprof.ingest.kineto.assemble import Notes
+from dtprof.ingest.kineto.collected import Notes
 
 Progress = Callable[[int, int], None]
 
+GzipError = cast(type[Exception], igzip_lib.error)
 GZIP_MAGIC = b"\x1f\x8b"
 # small enough to stay in the processor's cache between decompressing and scanning, and to lose little of a cut file
 READ_BYTES = 64 * 2**10
@@ -71,7 +73,7 @@ def gunzip(pieces: Iterator[bytes], notes: Notes) -> Iterator[bytes]:
                 given += len(data)
                 if data:
                     yield data
-    except igzip_lib.IsalError as error:
+    except GzipError as error:
         notes.add(kinds.GZIP_CHECK if "checksum" in str(error) else kinds.GZIP_BAD, given)
         return
     if held:

@@ -6,6 +6,7 @@ and control characters in strings are let through, brackets must match, and anyt
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -97,8 +98,8 @@ def value_end(data: bytes, p: int, flaws: set[int]) -> int:
     """Past the value at ``p``."""
     closers: list[int] = []
     while True:
-        byte = data[p] if p < len(data) else -1
-        if byte in b"{[" and byte >= 0:
+        byte = data[p] if p < len(data) else 0
+        if byte in b"{[":
             if len(closers) == MAX_DEPTH:
                 raise Bad
             closers.append(0x7D if byte == 0x7B else 0x5D)
@@ -196,7 +197,8 @@ def flow_number(text: Text | None) -> int | None:
 def read_double(raw: bytes) -> float:
     """A float argument; NaN where it is none."""
     text = raw[1:-1] if raw[:1] == b'"' else raw
-    return float(text) if len(text) < 64 and _NUMBER.fullmatch(text) else float("nan")
+    value = float(text) if len(text) < 64 and _NUMBER.fullmatch(text) else math.nan
+    return math.nan if math.isinf(value) else value
 
 
 def members(data: bytes, p: int, flaws: set[int]) -> tuple[list[tuple[bytes, int, int]], int]:
@@ -237,8 +239,12 @@ def read_event(data: bytes, p: int) -> tuple[Event, int]:
             event.ts = read_decimal(data, value, end, 3, event.flaws)
         elif key == b"dur":
             event.dur = read_decimal(data, value, end, 3, event.flaws)
-        elif key in (b"name", b"cat", b"pid", b"tid", b"id"):
+        elif key in (b"name", b"cat", b"id"):
             _set_text(event, key.decode(), read_text(data, value, end))
+        elif key in (b"pid", b"tid"):
+            found_text = read_text(data, value, end)
+            whole = Text(data[value:end], False, value)
+            _set_text(event, key.decode(), whole if found_text and found_text.is_json else found_text)
         elif key == b"args" and data[value] == 0x7B:
             event.args += members(data, value, set())[0]
     return event, stop

@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from dtprof.errors import InputError, MissingExtra, NotATrace
-from dtprof.ingest.kineto.assemble import Collected, Notes, arg_keys, assemble, collected_from_c
+from dtprof.ingest.kineto.assemble import assemble
 from dtprof.ingest.kineto.chunks import Progress, chunks
+from dtprof.ingest.kineto.collected import Collected, Notes, arg_keys, collected_from_c
 from dtprof.ingest.kineto.damage import BROKEN, FLAWS, NO_PH
+from dtprof.ingest.kineto.fallback import PythonScanner
 from dtprof.ingest.kineto.raw import COMM_WORDS, RawTrace
 
 Engine = Literal["auto", "c", "python"]
@@ -32,16 +34,6 @@ _MAGIC = (
     (b"\x89PNG", "a picture"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
 )
-
-
-class Scanner(Protocol):
-    """What both engines do: take the text in chunks, then hand over what they collected."""
-
-    def feed(self, chunk: bytes, /) -> None:
-        """The next bytes of the text."""
-
-    def finish(self) -> Any:
-        """The end of the text."""
 
 
 def has_c() -> bool:
@@ -84,7 +76,10 @@ def scan_chunks(pieces: Iterable[bytes], engine: Engine = "auto") -> Collected:
         for piece in pieces:
             scanner.feed(piece)
         return collected_from_c(scanner.finish())
-    raise NotImplementedError
+    python = PythonScanner()
+    for piece in pieces:
+        python.feed(piece)
+    return python.finish()
 
 
 def sniff(path: Path | str) -> bool:

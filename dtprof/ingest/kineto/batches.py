@@ -1,0 +1,219 @@
+"""Many events at once for the Python scanner: decoded by msgspec, turned into columns by numpy.
+
+Only what is clean goes this way: JSON by the book, plain numbers in range, no begin and end events. Anything else raises
+``Unclean`` before a column is touched, and is read event by event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dtprof.ingest.kineto import damage as kinds
+from dtprof.ingest.kineto.collected import COMM_TEXT, DENSE, FLOAT, MEMORY, TEXT, Rows, metadata_of
+from dtprof.ingest.kineto.columns import BY_NAME, SLOTS, Clean, Columns, Unclean
+from dtprof.ingest.kineto.lenient import flow_number, read_decimal, read_text
+from dtprof.ingest.kineto.raw import Ints
+from dtprof.ingest.kineto.texts import decode
+from dtprof.schema import MISSING
+
+_events = msgspec.json.Decoder(list[Clean])
+_raws = msgspec.json.Decoder(list[msgspec.Raw])
+_PLAIN = np.zeros(256, bool)
+_PLAIN[np.frombuffer(b"0123456789,.-", np.uint8)] = True
+_DIGIT = np.zeros(256, bool)
+_DIGIT[np.frombuffer(b"0123456789", np.uint8)] = True
+_TEN = 10 ** np.arange(4, dtype=np.int64)
+MAX = 2**63 - 1
+
+
+def decode_batch(body: bytes) -> list[Clean]:
+    """The events in ``body``, the inside of an array."""
+    text = b"[" + body + b"]"
+    try:
+        events = _events.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Unclean from error
+    if body.count(b'"ph"') != len(events) or body.count(b'"ts"') > len(events):
+        raise Unclean  # perhaps two events run together
+    return events
+
+
+def numbers(tokens: Sequence[Any], scale: int) -> Ints:
+    """Decimal texts, quoted or not, times 10^scale, exactly; Unclean where one is no plain number in range."""
+    if not tokens:
+        return np.empty(0, np.int64)
+    text = b",".join(tokens) + b","
+    if b'"' in text:
+        text = text.replace(b'"', b"")
+    seen = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(seen == 0x2C)
+    if not _PLAIN[seen].all() or len(ends) != len(tokens):
+        raise Unclean
+    digits = np.diff(ends, prepend=-1) - 1
+    decimals = np.zeros(len(tokens), np.int64)
+    dots, minus = np.flatnonzero(seen == 0x2E), np.flatnonzero(seen == 0x2D)
+    if len(dots):
+        which = np.searchsorted(ends, dots)
+        decimals[which] = ends[which] - dots - 1
+        digits[which] -= 1
+        if (which[1:] == which[:-1]).any() or decimals.max() > scale or not _DIGIT[seen[dots - 1]].all():
+            raise Unclean
+        text = text.replace(b".", b"")
+    if len(minus):
+        if not (seen[minus - 1] == 0x2C).all() or not _DIGIT[seen[minus + 1]].all():  # the first one follows the last comma
+            raise Unclean
+        digits[np.searchsorted(ends, minus)] -= 1
+    if digits.min() < 1 or digits.max() > 19:
+        raise Unclean
+    values = np.fromstring(text[:-1], np.int64, sep=",")
+    power = _TEN[scale - decimals]
+    if (np.abs(np.maximum(values, -MAX)) >= MAX // power).any():
+        raise Unclean
+    return values * power
+
+
+def careful(tokens: Sequence[Any], scale: int) -> Ints:
+    """The same token by token where they are not all plain; MISSING where there is no number, Unclean where one is damaged."""
+    try:
+        return numbers(tokens, scale)
+    except Unclean:
+        flaws: set[int] = set()
+        raw = [bytes(token) for token in tokens]
+        values = [read_decimal(token, 0, len(token), scale, flaws) for token in raw]
+        if flaws:
+            raise
+        return np.array(values, np.int64)
+
+
+def times(tokens: Sequence[Any], low: int, high: int) -> Ints:
+    """Microseconds as ns; Unclean where one is missing or not from ``low`` to ``high``."""
+    found = careful(tokens, 3)
+    if len(found) and (found.min() < low or found.max() > high):
+        raise Unclean
+    return found
+
+
+def keep_batch(columns: Columns, events: list[Clean], body: bytes) -> None:
+    """Add clean events; raises Unclean, with nothing added, where they are not."""
+    phases = {e.ph for e in events}
+    if phases & {"B", "E", ""}:
+        raise Unclean
+    spans = [e for e in events if e.ph == "X"]
+    flows = [e for e in events if e.ph in ("s", "t", "f")] if phases & {"s", "t", "f"} else []
+    instants = [e for e in events if e.ph == "i" and e.name == "[memory]"] if "i" in phases else []
+    c = columns.columns
+    ts = times([e.ts for e in spans], -kinds.MAX_TIME, kinds.MAX_TIME)
+    dur = times([e.dur for e in spans], 0, kinds.MAX_DURATION)
+    flow_ts = times([e.ts for e in flows], -kinds.MAX_TIME, kinds.MAX_TIME)
+    flow_id = _flow_ids([e.id for e in flows])
+    memory_ts = times([e.ts for e in instants], -kinds.MAX_TIME, kinds.MAX_TIME)
+    args = _Args(columns, spans, False)
+    memory_args = _Args(columns, instants, True)
+
+    columns.events_total += len(events)
+    first_row, first_memory = c["ts"].count, c["memory_ts"].count
+    # flows and spans share the table of tracks, which numbers them in file order
+    tracks = columns.tracks.codes([(e.pid, e.tid) for e in events if e.ph in ("X", "s", "t", "f")])
+    if flows:
+        is_flow = np.array([e.ph != "X" for e in events if e.ph in ("X", "s", "t", "f")], bool)
+        c["flow_track"].extend(tracks[is_flow])
+        tracks = tracks[~is_flow]
+        c["flow_phase"].extend(np.array(["stf".index(e.ph) for e in flows], np.int8))
+        c["flow_id"].extend(flow_id)
+        c["flow_cat"].extend(columns.flow_cats.codes([e.cat for e in flows]))
+        c["flow_ts"].extend(flow_ts)
+    names = columns.names.codes([e.name for e in spans])
+    for column, values in (("ts", ts), ("dur", dur), ("name", names), ("track", tracks)):
+        c[column].extend(values)
+    c["cat"].extend(columns.cats.codes([e.cat for e in spans]))
+    c["correlation"].extend(args.dense(0, len(spans)))
+    c["external"].extend(args.dense(1, len(spans)))
+    args.keep(first_row)
+    memory_args.keep(first_memory)
+    c["memory_ts"].extend(memory_ts)
+    if "M" in phases:
+        raws = _raws.decode(b"[" + body + b"]")
+        columns.metadata += [metadata_of(bytes(raw)) for raw, e in zip(raws, events, strict=True) if e.ph == "M"]
+
+
+def _flow_ids(tokens: Sequence[Any]) -> Ints:
+    try:
+        return numbers(tokens, 0)
+    except Unclean:
+        raw = [bytes(token) for token in tokens]
+        found = [flow_number(read_text(token, 0, len(token))) for token in raw]
+        if None in found:
+            raise
+        return np.array(found, np.int64)
+
+
+class _Args:
+    """The arguments of a batch, read but not yet kept."""
+
+    def __init__(self, columns: Columns, events: Sequence[Clean], memory: bool) -> None:
+        self.columns = columns
+        found: dict[int, tuple[list[int], list[Any]]] = {slot: ([], []) for slot in SLOTS}
+        wanted = {k: (kind, slot) for k, (kind, slot) in BY_NAME.items() if kind == DENSE or (kind == MEMORY) == memory}
+        comm_keys = {k: found[slot] for k, (_, slot) in wanted.items()}
+        keys = {k: found[slot] for k, (kind, slot) in wanted.items() if kind != COMM_TEXT}
+        for row, event in enumerate(events):
+            mine = comm_keys if columns.comm_names[event.name] else keys
+            for key, token in event.args.items():
+                if key in mine:
+                    rows, tokens = mine[key]
+                    rows.append(row)
+                    tokens.append(token)
+        self.read = {slot: self._read(slot, rows, tokens) for slot, (rows, tokens) in found.items() if rows}
+
+    def _read(self, slot: int, row_list: list[int], tokens: list[Any]) -> tuple[Rows, Any]:
+        """Rows and values (texts as str) of one argument."""
+        kind = SLOTS[slot][1]
+        rows = np.array(row_list, np.int32)
+        if slot == 1 and (rows[1:] == rows[:-1]).any():
+            raise Unclean  # both spellings of External id
+        if kind in (TEXT, COMM_TEXT):
+            texts = [self._text(bytes(token)) for token in tokens]
+            if None in texts:
+                some = np.array([t is not None for t in texts])
+                return rows[some], [t for t in texts if t is not None]
+            return rows, texts
+        if kind == FLOAT:
+            try:
+                return rows, np.array([float(bytes(token)) for token in tokens])
+            except ValueError as error:
+                raise Unclean from error
+        values = careful(tokens, 0)
+        some = values != MISSING
+        return (rows, values) if some.all() else (rows[some], values[some])
+
+    def _text(self, raw: bytes) -> str | None:
+        known = self.columns.plain_texts
+        if raw not in known:
+            text = read_text(raw, 0, len(raw))
+            if text is None:
+                return None
+            value, repaired = decode(text.raw, text.is_json)
+            if repaired:
+                raise Unclean
+            known[raw] = value
+        return known[raw]
+
+    def dense(self, slot: int, count: int) -> Ints:
+        """The argument as a column of its own."""
+        out = np.full(count, MISSING)
+        if slot in self.read:
+            rows, values = self.read[slot]
+            out[rows] = values
+        return out
+
+    def keep(self, first_row: int) -> None:
+        """Add all to the columns, rows counted from ``first_row``."""
+        for slot, (rows, values) in self.read.items():
+            if SLOTS[slot][1] != DENSE and len(rows):
+                index = self.columns.arg_texts.get(slot)
+                self.columns.arg_rows[slot].extend(rows + np.int32(first_row))
+                self.columns.arg_values[slot].extend(values if index is None else index.codes(values))
