@@ -1,0 +1,111 @@
+"""The straggler test: false alarms and power by simulation, and what it says of whole runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dtprof.analyse.stragglers import excess_of
+
+from tests.unit.kineto_maker import Trace, found, study, verdict
+
+MS = 1e6
+
+
+def noisy(rng, ranks, steps, spread):
+    """Own times around 60 ms: heavy tails, as preempted processes have them."""
+    return 60 * MS * (1 + spread * np.abs(rng.standard_t(3, (ranks, steps))))
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 3), (2, 20), (8, 3), (8, 20)])
+@pytest.mark.parametrize("spread", [0.005, 0.03, 0.1])
+def test_equal_ranks_raise_no_alarm(ranks, steps, spread):
+    rng = np.random.default_rng(7)
+    alarms = 0
+    for _ in range(150):
+        times = noisy(rng, ranks, steps, spread)
+        alarms += any(excess_of(times, i, 6 * MS) is not None for i in range(ranks))
+    assert alarms <= 2
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_slow_rank_is_found_with_its_price(ranks):
+    rng = np.random.default_rng(7)
+    hits, prices = 0, []
+    for _ in range(100):
+        times = noisy(rng, ranks, 20, 0.03)
+        times[1] += 20 * MS
+        got = excess_of(times, 1, 6 * MS)
+        if got is not None:
+            hits += 1
+            prices.append(got.centre / MS)
+            assert excess_of(times, 0, 6 * MS) is None
+    assert hits >= 99
+    assert np.percentile(np.abs(np.array(prices) / 20 - 1), 90) < 0.15
+
+
+def training(rank, slow_us=0.0, host_us=0.0, input_us=0.0, late_us=0.0, steps=6, kernels=10, more=0):
+    """A device job of two ranks: computing 10 ms, then an all-reduce that ends on both ranks together."""
+    t = Trace(rank, 2)
+    extra = {"slow": slow_us, "host": host_us, "input": input_us}
+    longest = max(slow_us, host_us, input_us, 0.0)
+    for k in range(steps):
+        base = 40_000.0 * k + late_us
+        t.step(k, base, base + 40_000)
+        at = base + 100
+        if rank == 1:
+            t.range("enumerate(DataLoader)#_next", base, base + 50 + extra["input"])
+            at += extra["host"] + extra["input"]
+        t.range("forward", at, at + 14_500)
+        for i in range(kernels + (more if rank == 1 else 0)):
+            length = 1_000 * kernels / (kernels + (more if rank == 1 else 0)) + (extra["slow"] / kernels if rank == 1 else 0)
+            t.run("gemm", at + i, at + 20 + i * 0.01 if i == 0 else at, at + length)
+            at += length
+        end = 40_000.0 * k + 100 + 10_000 + longest + 500
+        t.run("ncclDevKernel_AllReduce", at - 5, at, end, stream=20,
+              **{"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float", "Seq": k,
+                 "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2})  # fmt: skip
+    return t
+
+
+def both(tmp_path, **fault):
+    for rank in range(2):
+        training(rank, **fault).write(tmp_path / f"rank{rank}.json")
+    return tmp_path
+
+
+def test_a_slow_device_is_named_with_phase_price_and_cause(tmp_path):
+    path = both(tmp_path, slow_us=4_000.0)
+    (finding,) = found(path)["straggler.compute_rank"]
+    assert finding.ranks == (1,)
+    assert finding.seconds_per_step == pytest.approx(4e-3, rel=0.05)
+    assert "same work" in finding.why
+    assert "forward pass" in finding.title
+    text = verdict(study(path)).verdict
+    assert "waiting for rank 1" in text
+    assert "rank 0 waits" in text
+
+
+def test_a_slow_host_is_told_from_a_slow_device(tmp_path):
+    rules = found(both(tmp_path, host_us=4_000.0))
+    assert "straggler.compute_rank" not in rules
+    (finding,) = rules["straggler.host_rank"]
+    assert finding.ranks == (1,) and finding.seconds_per_step == pytest.approx(4e-3, rel=0.05)
+
+
+def test_a_slow_input_is_told_from_both(tmp_path):
+    rules = found(both(tmp_path, input_us=4_000.0))
+    assert not {"straggler.compute_rank", "straggler.host_rank"} & set(rules)
+    (finding,) = rules["input.stall"]
+    assert finding.ranks == (1,) and finding.seconds_per_step == pytest.approx(4e-3, rel=0.05)
+
+
+def test_healthy_ranks_have_no_straggler(tmp_path):
+    rules = found(both(tmp_path))
+    assert not any(r.startswith("straggler") for r in rules)
+
+
+def test_one_captured_step_is_not_enough(tmp_path):
+    path = both(tmp_path, slow_us=4_000.0, steps=2)
+    s = study(path)
+    assert s.result("stragglers").found == ()
+    assert "complete steps" in s.result("stragglers").abstained
