@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,8 @@ from dtprof.run import Part
 
 MANY = 16
 WORST_CULPRITS = 4
+# waiting below this share of a step is not worth a note
+LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,13 @@ def _row(facts: Facts, account: PartAccount) -> BudgetRow:
 
 
 def _annotate(rows: list[BudgetRow]) -> list[BudgetRow]:
-    """Mark the one culprit that waits least, where the others clearly wait: it is whom they wait for."""
-    guilty = [r for r in rows if r.culprit]
-    waits = Counter({i: r.parts["comm_wait_ns"] for i, r in enumerate(rows)})
-    if len(guilty) != 1 or len(rows) < 2:
+    """Mark the culprit that waits least of all, where the others clearly wait: it is whom they wait for."""
+    if len(rows) < 2:
         return rows
-    at = rows.index(guilty[0])
-    others = [w for i, w in waits.items() if i != at]
-    if waits[at] < min(others) and max(others) > 0.01 * guilty[0].total:
-        return [replace(r, note="waits least: the others wait for it") if i == at else r for i, r in enumerate(rows)]
+    waits = [r.parts["comm_wait_ns"] for r in rows]
+    at = waits.index(min(waits))
+    others = waits[:at] + waits[at + 1 :]
+    if rows[at].culprit and waits[at] < min(others) and max(others) > LEAST_SHARE * rows[at].total:
+        note = "waits least: the others wait for it"
+        return [replace(r, note=note) if i == at else r for i, r in enumerate(rows)]
     return rows

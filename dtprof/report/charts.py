@@ -31,14 +31,8 @@ def budget_figure(rows: Sequence[BudgetRow], mean: BudgetRow | None, shares: Map
     names = _names(bars, shares, left, per_ns)
     levels = 1 + max((level for _, _, level, _ in names), default=0)
     top = levels * LABEL_ROW + 22
-    body = [
-        mark
-        for anchor, x, level, words in names
-        for mark in (
-            svg.line(anchor, top - 11 - level * LABEL_ROW, anchor, top - 2, "lead"),
-            svg.text(x, top - 16 - level * LABEL_ROW, words, "b"),
-        )
-    ]
+    body = [svg.line(anchor, top - 11 - level * LABEL_ROW, anchor, top - 2, "lead") for anchor, _, level, _ in names]
+    body += [svg.text(x, top - 16 - level * LABEL_ROW, words, "b halo") for _, x, level, words in names]
     y = top
     for i, row in enumerate(bars):
         body += _bar(row, left, y, per_ns, scale)
@@ -98,7 +92,7 @@ def _names(
     """(anchor, text start, level above the bar, words) of the names of the parts, so that no two meet.
 
     Placed from the right: each takes the lowest level on which it ends before the next name begins and before the
-    leader of a higher name comes down.
+    leader of a higher name comes down. Where parts are too thin for that, a leader passes behind a name.
     """
     keys = [k for k in ACCOUNTING if any(r.parts[k] * per_ns >= 1 for r in bars)]
     keys = sorted(sorted(keys, key=lambda k: -shares.get(k, 0.0))[:MOST_LABELS], key=ACCOUNTING.index)
@@ -110,20 +104,20 @@ def _names(
         wide = svg.width_of(words, bold=True)
         anchor = left + before + min(3.0, w / 2)
         start = min(anchor - 3, WIDTH - wide)
-        level = 0
-        while any(_meets(anchor, start, wide, level, other) for other in placed):
-            level += 1
+        clashes = [sum(_clash(anchor, start, wide, level, other) for other in placed) for level in range(len(placed) + 1)]
+        level = clashes.index(min(clashes))
         placed.append((anchor, start, level, words))
     return placed
 
 
-def _meets(anchor: float, start: float, wide: float, level: int, other: tuple[float, float, int, str]) -> bool:
+def _clash(anchor: float, start: float, wide: float, level: int, other: tuple[float, float, int, str]) -> int:
+    """How badly a name on this level meets another one: text on text 10, a leader behind a text 1, not at all 0."""
     other_anchor, other_start, other_level, words = other
     if level == other_level:
-        return start + wide + 8 > other_start
+        return 10 if start + wide + 8 > other_start else 0
     if level < other_level:
-        return start - 3 < other_anchor < start + wide + 3
-    return other_start - 3 < anchor < other_start + svg.width_of(words, bold=True) + 3
+        return int(start < other_anchor < start + wide)
+    return int(other_start < anchor < other_start + svg.width_of(words, bold=True))
 
 
 def strip(operation: Operation, ranks: Sequence[tuple[int, str]], top_ns: float) -> str:

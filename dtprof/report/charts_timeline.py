@@ -15,7 +15,7 @@ from dtprof.report import svg
 from dtprof.report.budget import budget, shown
 from dtprof.report.charts import WIDTH, axis
 from dtprof.report.facts import Facts
-from dtprof.report.numbers import counted, time
+from dtprof.report.numbers import counted, listing, time
 from dtprof.report.operations import op_words, select
 from dtprof.report.palette import PARTS
 from dtprof.schema import MISSING
@@ -156,6 +156,39 @@ def timeline_figure(drawn: Timeline) -> str:
 
 
 @dataclass(frozen=True)
+class _Ends:
+    """Operations whose numbers share one text, between their first and their last end."""
+
+    operations: tuple[int, ...]
+    first: float
+    last: float
+
+    @property
+    def words(self) -> str:
+        """``2 3`` or ``31 to 34``."""
+        return " ".join(map(str, self.operations)) if len(self.operations) < 3 else listing(self.operations)
+
+    @property
+    def middle(self) -> float:
+        """Where the text is centred."""
+        return (self.first + self.last) / 2
+
+    @property
+    def left(self) -> float:
+        """Left end of the text."""
+        return self.middle - svg.width_of(self.words, bold=True) / 2
+
+    @property
+    def right(self) -> float:
+        """Right end of the text."""
+        return self.middle + svg.width_of(self.words, bold=True) / 2
+
+    def with_(self, other: _Ends) -> _Ends:
+        """Both together."""
+        return _Ends(self.operations + other.operations, self.first, other.last)
+
+
+@dataclass(frozen=True)
 class _Canvas:
     left: float
     zero: int
@@ -168,25 +201,21 @@ class _Canvas:
 
     def operation_ends(self, drawn: Timeline, bottom: float) -> list[str]:
         """Hairlines at the ends of the operations, their numbers above; numbers that would meet share one text."""
-        body, words, at = [], "", 0.0
-        groups: list[tuple[float, str]] = []
+        groups: list[_Ends] = []
+        body = []
         for operation, end in sorted(drawn.ends, key=lambda e: e[1]):
             x = self.x(end)
             body.append(svg.line(x, 36, x, bottom, "hair"))
-            if words and x - at < svg.width_of(words, bold=True) / 2 + 12:
-                words = f"{words} {operation}" if len(words) < 8 else words.rstrip(" …") + " …"
-                at = (at + x) / 2
-                groups[-1] = (at, words)
-            else:
-                words, at = str(operation), x
-                groups.append((x, words))
-        body += [svg.text(x, 32, text, "b", "middle") for x, text in groups]
+            group = _Ends((operation,), x, x)
+            while groups and groups[-1].right + 6 > group.left:
+                group = groups.pop().with_(group)
+            groups.append(group)
+        body += [svg.text(g.middle, 32, g.words, "b", "middle") for g in groups]
         if groups:
-            before = groups[0][0] - svg.width_of(groups[0][1], bold=True) / 2 - 8
-            if before - svg.width_of("operation ends") > 0:
-                body.append(svg.text(before, 32, "operation ends", "m", "end"))
-            else:
-                body.append(svg.text(self.left, 16, "operation ends", "m"))
+            beside = groups[0].left - 8
+            above = beside - svg.width_of("operation ends") < 0
+            place = (self.left, 16, "operation ends", "m") if above else (beside, 32, "operation ends", "m", "end")
+            body.append(svg.text(*place))
         return body
 
     def row(self, row: Row, step: int, y: float) -> list[str]:

@@ -10,7 +10,15 @@ from dtprof.report import charts, svg
 from dtprof.report.budget import MANY, BudgetRow, basis, budget, left_out, mean, shown
 from dtprof.report.charts_timeline import timeline, timeline_figure
 from dtprof.report.facts import Facts
-from dtprof.report.html_tables import findings_list, inline, kernels_table, missing_table, numbers_table, operations_table
+from dtprof.report.html_tables import (
+    findings_list,
+    inline,
+    kernels_table,
+    missing_table,
+    numbers_table,
+    operations_table,
+    totals_table,
+)
 from dtprof.report.numbers import Scale, listing, percent, time
 from dtprof.report.operations import select
 from dtprof.report.palette import PARTS, tokens
@@ -80,20 +88,21 @@ def _head(facts: Facts) -> str:
 
 
 def _provenance(facts: Facts) -> list[str]:
-    """Devices, hosts and kind of the source, as far as they are known."""
+    """Devices, hosts and kind of the source, as far as they are known and not in the header already."""
     devices = Counter(p.device for p in facts.run.parts if p.device)
-    hosts = {p.host for p in facts.run.parts if p.host}
-    where = "" if not hosts else " on one host" if len(hosts) == 1 else f" on {len(hosts)} hosts"
-    machines = [f"{number} × {device}" for device, number in devices.items()]
-    if machines:
-        machines[-1] += where
-    return [*machines, {"kineto": "Kineto traces", "nsys": "Nsight Systems"}.get(facts.run.format, "")]
+    hosts = len({p.host for p in facts.run.parts if p.host})
+    told = all(device in facts.verdict.header for device in devices)
+    machines = [] if told else [f"{number} × {device}" for device, number in devices.items()]
+    where = {0: "", 1: "one host"}.get(hosts, f"{hosts} hosts")
+    return [*machines, where, {"kineto": "Kineto traces", "nsys": "Nsight Systems"}.get(facts.run.format, "")]
 
 
 def _budget(facts: Facts, rows: list[BudgetRow]) -> str:
     title = "Where the step goes"
     if not rows:
-        return _section(title, NO_STEPS, "")
+        clock = "Device" if facts.accounting.on_device else "Host"
+        words = f"{NO_STEPS} {clock} time of the whole capture; idle includes whatever lay between steps."
+        return _section(title, words, f'<div class="wide">{totals_table(facts)}</div>')
     drawn, scale = shown(rows), Scale.of(r.total for r in rows)
     average = mean(rows) if len(rows) > 1 else None
     shares = facts.accounting.mean_shares()

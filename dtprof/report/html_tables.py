@@ -9,7 +9,7 @@ from html import escape
 from dtprof.analyse.results import ACCOUNTING, KernelRow, Operation
 from dtprof.findings import Finding
 from dtprof.report import charts
-from dtprof.report.budget import MANY, BudgetRow, mean, shown
+from dtprof.report.budget import MANY, BudgetRow, mean, part_label, shown
 from dtprof.report.facts import Facts
 from dtprof.report.missing import missing
 from dtprof.report.numbers import MILLISECONDS, NOT_KNOWN, Scale, count, fixed, named, percent, spelled, time
@@ -35,7 +35,6 @@ LONGEST_NAME = 160
 def operations_table(facts: Facts, chosen: Selection) -> str:
     """One row per operation: strip of all ranks, longest wait, sum, transfer, last arriver, bus bandwidth."""
     top = max(max(o.dur_ns.values(), default=0) for o in chosen.operations) or 1
-    rows = "".join(_operation(o, facts, top) for o in chosen.operations)
     many = max(len(o.dur_ns) for o in chosen.operations)
     if many <= MANY:
         lines = (
@@ -43,42 +42,66 @@ def operations_table(facts: Facts, chosen: Selection) -> str:
         )
     else:
         lines = f"shortest, median, longest of {count(many)} ranks, and the last"
+    split = any(wait_sum(o) is not None for o in chosen.operations)
+    last = f". {LAST} arrives last" if split else ""
+    waits = _WAIT_HEADS if split else _UNSPLIT_HEADS
     head = (
         '<tr><th class="n">#</th><th>operation</th><th class="n">size</th>'
-        f'<th><span class="key">{lines}. {LAST} arrives last</span>{charts.strip_axis(top)}</th>'
-        '<th class="n">longest<br>wait</th><th class="n">wait, sum<br>over ranks</th><th class="n">moving<br>data</th>'
-        '<th>last<br>arriver</th><th class="n">busbw<br>GB/s</th></tr>'
+        f'<th><span class="key">{lines}{last}</span>{charts.strip_axis(top)}</th>{waits}</tr>'
     )
+    rows = "".join(_operation(o, facts, top, split) for o in chosen.operations)
     return f'<table class="ops"><thead>{head}</thead><tbody>{rows}{_operations_total(facts)}</tbody></table>'
 
 
-def _operation(operation: Operation, facts: Facts, top: int) -> str:
-    ranks = participants(operation, facts.culprits)
-    worst, waits, reason = longest_wait(operation), wait_sum(operation), escape(why_unsplit(operation))
-    unknown = f'<span class="muted">{NOT_KNOWN}<br>{reason}</span>'
-    longest = f'{time(worst[1])}<br><span class="muted">rank {worst[0]}</span>' if worst else unknown
-    if waits is None or operation.transfer_ns is None:
-        summed = unknown
-    else:
+_WAIT_HEADS = (
+    '<th class="n">longest<br>wait</th><th class="n">wait, sum<br>over ranks</th><th class="n">moving<br>data</th>'
+    '<th>last<br>arriver</th><th class="n">busbw<br>GB/s</th>'
+)
+_UNSPLIT_HEADS = '<th class="n">longest<br>time</th><th class="n">waiting</th><th class="n">moving<br>data</th>'
+
+
+def _operation(operation: Operation, facts: Facts, top: int, split: bool) -> str:
+    note = escape(detail(operation, facts))
+    strip = charts.strip(operation, participants(operation, facts.culprits), top)
+    lead = (
+        f'<td class="n idx">{operation.id}</td><td class="op"><b>{escape(op_words(operation.op))}</b>'
+        f'{f"""<br><span class="muted">{note}</span>""" if note else ""}</td>'
+        f'<td class="n">{size_words(operation)}</td><td class="strip">{strip}</td>'
+    )
+    return f"<tr>{lead}{_waits(operation) if split else _no_waits(operation)}</tr>"
+
+
+def _no_waits(operation: Operation) -> str:
+    """Cells of an operation in a table where no wait is known: its longest time, and why."""
+    rank, longest = max(operation.dur_ns.items(), key=lambda d: (d[1], -d[0]), default=(0, 0))
+    return (
+        f'<td class="n">{time(longest)}<br><span class="muted">rank {rank}</span></td>'
+        f'<td class="n">{_unknown(why_unsplit(operation))}</td><td class="n">{transfer_words(operation)}</td>'
+    )
+
+
+def _waits(operation: Operation) -> str:
+    """Cells of an operation: longest wait, sum, transfer, last arriver, bus bandwidth."""
+    worst, waits, reason = longest_wait(operation), wait_sum(operation), why_unsplit(operation)
+    longest = f'{time(worst[1])}<br><span class="muted">rank {worst[0]}</span>' if worst else _unknown(reason)
+    summed, last, bus = _unknown(reason), _unknown(), _unknown()
+    if waits is not None and operation.transfer_ns is not None:
         mini = charts.wait_against_move(waits, operation.transfer_ns * len(operation.dur_ns))
         summed = f'{time(waits)}<br><span class="mini">{mini}</span>'
-    last = f'<span class="muted">{NOT_KNOWN}</span>'
     if operation.last_rank is not None:
         by = "" if operation.last_by_ns is None else f'<br><span class="muted">by {time(operation.last_by_ns)}</span>'
         last = f"<b>rank {operation.last_rank}</b>{by}"
-    note = escape(detail(operation, facts))
-    bus = f'<span class="muted">{NOT_KNOWN}</span>' if operation.busbw_gb_s is None else fixed(operation.busbw_gb_s, 2)
-    cells = [
-        f'<td class="n idx">{operation.id}</td>',
-        f'<td class="op"><b>{escape(op_words(operation.op))}</b>'
-        + (f'<br><span class="muted">{note}</span>' if note else "")
-        + "</td>",
-        f'<td class="n">{size_words(operation)}</td>',
-        f'<td class="strip">{charts.strip(operation, ranks, top)}</td>',
-        f'<td class="n">{longest}</td><td class="n">{summed}</td><td class="n">{transfer_words(operation)}</td>',
-        f'<td>{last}</td><td class="n">{bus}</td>',
-    ]
-    return f"<tr>{''.join(cells)}</tr>"
+    if operation.busbw_gb_s is not None:
+        bus = fixed(operation.busbw_gb_s, 2)
+    return (
+        f'<td class="n">{longest}</td><td class="n">{summed}</td><td class="n">{transfer_words(operation)}</td>'
+        f'<td>{last}</td><td class="n">{bus}</td>'
+    )
+
+
+def _unknown(reason: str = "") -> str:
+    """``not known``, muted, with the reason beneath."""
+    return f'<span class="muted">{NOT_KNOWN}{f"<br>{escape(reason)}" if reason else ""}</span>'
 
 
 def _operations_total(facts: Facts) -> str:
@@ -183,6 +206,25 @@ def missing_table(facts: Facts) -> str:
     )
     head = '<tr><th>rank</th><th>source</th><th>what</th><th class="n">count</th><th>effect on this report</th></tr>'
     return f'<table class="missing"><thead>{head}</thead><tbody>{body}</tbody></table>'
+
+
+_HOST_TOTALS = {"span_ns": "span", "compute_ns": "compute", "comm_ns": "communication", "exposed_comm_ns": "of it exposed"}
+_DEVICE_TOTALS = {**_HOST_TOTALS, "copy_ns": "copy", "idle_ns": "idle"}
+
+
+def totals_table(facts: Facts) -> str:
+    """Where no step is known: the whole capture of every part (up to 64), in ms."""
+    on_device = facts.accounting.on_device
+    keys = _DEVICE_TOTALS if on_device else _HOST_TOTALS
+    body = ""
+    for account in facts.accounting.parts[:NUMBERED_RANKS]:
+        totals = account.device if on_device else account.host
+        values = [getattr(totals, key) for key in keys]
+        who = part_label(facts.parts[account.part], facts.run.parts)
+        cells = "".join(f'<td class="n" title="{v:,} ns">{MILLISECONDS.text(v)}</td>' for v in values)
+        body += f"<tr><td>{escape(who)}</td>{cells}</tr>"
+    head = "".join(f'<th class="n">{name}</th>' for name in keys.values())
+    return f"<table><thead><tr><th>ms</th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def numbers_table(rows: Sequence[BudgetRow]) -> str:

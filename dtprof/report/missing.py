@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dtprof.analyse.results import settled
 from dtprof.report.facts import Facts, QualityRow
-from dtprof.report.numbers import count, listing, named, percent
+from dtprof.report.numbers import NOT_KNOWN, count, listing, named, percent
 
 ALL = "all"
+FEW = 3
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def _limits(facts: Facts) -> Iterable[MissingRow]:
         ranks = [r for r in (facts.parts[p].rank for p in ungrouped if p in facts.parts) if r is not None]
         who, much = _who(facts, ranks, len(ungrouped)), percent(max(ungrouped.values()))
         what = f"{much} of communication time (the most of any rank) names no group"
-        yield MissingRow(who, "collectives", what, count(len(ungrouped)), "it is not matched across ranks")
+        matched = any(o.matched_by == "order" for o in facts.comm.operations)
+        effect = "its operations are matched across ranks by their order" if matched else "it is not matched across ranks"
+        yield MissingRow(who, "collectives", what, "1", effect)
     if facts.run.manifest.own_cost is None:
         own = facts.run.format == "dtprof"
         what = "Own cost was not measured in this run" if own else "Recorded by another program"
@@ -62,13 +65,15 @@ def _absent_ranks(facts: Facts) -> Iterable[MissingRow]:
     if world is None or not present or len(present) >= world:
         return
     absent = sorted(set(range(world)) - set(present))
+    verb = "is" if len(absent) == 1 else "are"
     effect = "operations of absent ranks are not split into waiting and moving; their transfers are upper bounds"
-    yield MissingRow(listing(absent), "ranks", f"{len(absent):,} of {world:,} ranks are not in the set", "1", effect)
+    yield MissingRow(listing(absent), "ranks", f"{len(absent):,} of {world:,} ranks {verb} not in the set", "1", effect)
 
 
 def _steps(facts: Facts) -> Iterable[MissingRow]:
     accounts = [a for a in facts.accounting.parts if a.steps]
-    empty = [a for a in facts.accounting.parts if not a.steps]
+    told = {q.part for q in facts.quality if q.what.startswith("no steps")}
+    empty = [a for a in facts.accounting.parts if not a.steps and a.part not in told]
     if empty:
         who = _who(facts, [a.rank for a in empty if a.rank is not None], len(empty))
         effect = "no time per step; totals of the whole file only"
@@ -86,14 +91,28 @@ def _steps(facts: Facts) -> Iterable[MissingRow]:
 
 
 def _quality(facts: Facts) -> Iterable[MissingRow]:
-    merged: dict[tuple[str, str, str], list[QualityRow]] = {}
+    merged: dict[tuple[str, str], list[QualityRow]] = {}
     for row in facts.quality:
-        merged.setdefault((row.source, row.what, row.effect), []).append(row)
-    for (source, what, effect), rows in merged.items():
-        known = [r.count for r in rows if r.count is not None]
+        merged.setdefault((row.what, row.effect), []).append(row)
+    for (what, effect), rows in merged.items():
         who = _who(facts, [r.rank for r in rows if r.rank is not None], len({r.part for r in rows}))
-        many = count(sum(known) if known else None)
-        yield MissingRow(who, source or "not named", what, many, effect or "no effect on this report is known")
+        yield MissingRow(who, _sources(rows), what, _counts(rows), effect or "no effect on this report is known")
+
+
+def _sources(rows: Sequence[QualityRow]) -> str:
+    """The source, or the first of several and how many more there are."""
+    names = list(dict.fromkeys(r.source for r in rows if r.source))
+    if not names:
+        return "not named"
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
+
+
+def _counts(rows: Sequence[QualityRow]) -> str:
+    """``64 + 64`` for a few ranks, the sum for more."""
+    known = [r.count for r in rows if r.count is not None]
+    if not known:
+        return NOT_KNOWN
+    return " + ".join(map(count, known)) if 1 < len(known) <= FEW else count(sum(known))
 
 
 def _who(facts: Facts, ranks: list[int], parts: int) -> str:

@@ -31,7 +31,8 @@ class Selection:
         if not self.left_out:
             return ""
         worst = f"The {len(self.operations)} with the most waiting of {self.total:,}"
-        return f"{worst}; the other {self.left_out:,} are left out here and are in the JSON."
+        rest = "the other one is" if self.left_out == 1 else f"the other {self.left_out:,} are"
+        return f"{worst}; {rest} in the JSON only."
 
     @property
     def heading(self) -> str:

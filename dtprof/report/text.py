@@ -18,7 +18,7 @@ from dtprof.report.missing import missing
 from dtprof.report.numbers import NOT_KNOWN, Scale, fixed, percent, time
 from dtprof.report.operations import detail, longest_wait, op_words, select, size_words, wait_sum, weight, why_unsplit
 from dtprof.report.palette import PARTS, SIGNS
-from dtprof.report.text_layout import Column, command, cut, hanging, plain, table, wrap
+from dtprof.report.text_layout import Column, command, hanging, plain, table, wrap
 from dtprof.report.wording import cost, cost_scale, emphasis, evidence, is_command, place, price, share
 
 NARROWEST, WIDEST = 40, 120

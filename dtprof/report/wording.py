@@ -72,7 +72,12 @@ def is_command(text: str) -> bool:
 
 
 def emphasis(verdict: str) -> tuple[str, str, str]:
-    """Split a verdict line into (emphasised beginning, its meaning, rest): up to the first word that has a colour."""
+    """Split a verdict line into (emphasised beginning, its meaning, rest): up to the first word that has a colour.
+
+    Only a line that begins with its number has one.
+    """
+    if not verdict[:1].isdigit():
+        return "", "", verdict
     found = [(m.end(), meaning) for word, meaning in _EMPHASIS if (m := re.search(rf"\b{word}\b", verdict))]
     if not found:
         return "", "", verdict

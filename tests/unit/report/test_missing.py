@@ -17,7 +17,14 @@ def test_equal_rows_of_all_ranks_are_one_line():
 def test_rows_of_some_ranks_name_them():
     rows = [QualityRow(r, r, "kernels", "launch not in the file", 64, "step not known") for r in (1, 3)]
     row = by_source(replace(build.eight_ranks(), quality=tuple(rows)))["kernels"]
-    assert (row.ranks, row.who, row.count) == ("1, 3", "ranks 1, 3", "128")
+    assert (row.ranks, row.who, row.count) == ("1, 3", "ranks 1, 3", "64 + 64")
+
+
+def test_files_of_several_ranks_are_named_once():
+    rows = [QualityRow(r, r, f"rank{r}.json", "cut off", 1, "the end is missing") for r in range(5)]
+    facts = replace(build.eight_ranks(), quality=tuple(rows))
+    last = missing(facts)[-1]
+    assert (last.source, last.ranks, last.count) == ("rank0.json and 4 more", "0 to 4", "5")
 
 
 def test_no_cell_is_ever_empty_or_a_dash():

@@ -13,7 +13,8 @@ def test_worst_are_chosen_by_wait_and_listed_in_time():
     chosen = ops.select(facts.comm.operations, 3)
     assert [o.id for o in chosen.operations] == [0, 1, 7]
     assert chosen.left_out == 5
-    assert "The 3 with the most waiting of 8; the other 5 are left out" in chosen.sentence
+    assert chosen.sentence == "The 3 with the most waiting of 8; the other 5 are in the JSON only."
+    assert "the other one is in" in ops.select(facts.comm.operations, 7).sentence
     assert ops.select(facts.comm.operations).sentence == ""
 
 
