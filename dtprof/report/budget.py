@@ -12,6 +12,7 @@ from dtprof.run import Part
 
 MANY = 16
 WORST_CULPRITS = 4
+MOST_ROWS = 64
 # waiting below this share of a step is not worth a note
 LEAST_SHARE = 0.01
 
@@ -72,6 +73,22 @@ def shown(rows: Sequence[BudgetRow]) -> list[BudgetRow]:
     for row, name in picks:
         names.setdefault(rows.index(row), []).append(name)
     return [replace(rows[i], note="; ".join(filter(None, [", ".join(names[i]), rows[i].note]))) for i in sorted(names)]
+
+
+_HOST_TOTALS = {"span_ns": "span", "compute_ns": "compute", "comm_ns": "communication", "exposed_comm_ns": "of it exposed"}
+_DEVICE_TOTALS = {**_HOST_TOTALS, "copy_ns": "copy", "idle_ns": "idle"}
+
+
+def totals(facts: Facts) -> tuple[tuple[str, ...], list[tuple[str, tuple[int, ...]]]]:
+    """The whole capture, where no step is known: heads, then (label, ns) of every part (at most 64)."""
+    on_device = facts.accounting.on_device
+    keys = _DEVICE_TOTALS if on_device else _HOST_TOTALS
+    rows = []
+    for account in facts.accounting.parts[:MOST_ROWS]:
+        source = account.device if on_device else account.host
+        label = part_label(facts.parts[account.part], facts.run.parts)
+        rows.append((label, tuple(getattr(source, key) for key in keys)))
+    return tuple(keys.values()), rows
 
 
 def short_note(row: BudgetRow) -> str:

@@ -9,7 +9,7 @@ from html import escape
 from dtprof.analyse.results import ACCOUNTING, KernelRow, Operation
 from dtprof.findings import Finding
 from dtprof.report import charts
-from dtprof.report.budget import MANY, BudgetRow, mean, part_label, shown
+from dtprof.report.budget import MANY, MOST_ROWS, BudgetRow, mean, shown, totals
 from dtprof.report.facts import Facts
 from dtprof.report.missing import missing
 from dtprof.report.numbers import MILLISECONDS, NOT_KNOWN, Scale, count, fixed, named, percent, spelled, time
@@ -28,7 +28,6 @@ from dtprof.report.palette import LAST, PARTS, SIGNS
 from dtprof.report.wording import cost, cost_scale, evidence, is_command, place, price, share
 
 TOP_KERNELS = 10
-NUMBERED_RANKS = 64
 LONGEST_NAME = 160
 
 
@@ -208,28 +207,20 @@ def missing_table(facts: Facts) -> str:
     return f'<table class="missing"><thead>{head}</thead><tbody>{body}</tbody></table>'
 
 
-_HOST_TOTALS = {"span_ns": "span", "compute_ns": "compute", "comm_ns": "communication", "exposed_comm_ns": "of it exposed"}
-_DEVICE_TOTALS = {**_HOST_TOTALS, "copy_ns": "copy", "idle_ns": "idle"}
-
-
 def totals_table(facts: Facts) -> str:
-    """Where no step is known: the whole capture of every part (up to 64), in ms."""
-    on_device = facts.accounting.on_device
-    keys = _DEVICE_TOTALS if on_device else _HOST_TOTALS
+    """Where no step is known: the whole capture of every part, in ms."""
+    names, rows = totals(facts)
+    head = "".join(f'<th class="n">{name}</th>' for name in names)
     body = ""
-    for account in facts.accounting.parts[:NUMBERED_RANKS]:
-        totals = account.device if on_device else account.host
-        values = [getattr(totals, key) for key in keys]
-        who = part_label(facts.parts[account.part], facts.run.parts)
+    for label, values in rows:
         cells = "".join(f'<td class="n" title="{v:,} ns">{MILLISECONDS.text(v)}</td>' for v in values)
-        body += f"<tr><td>{escape(who)}</td>{cells}</tr>"
-    head = "".join(f'<th class="n">{name}</th>' for name in keys.values())
+        body += f"<tr><td>{escape(label)}</td>{cells}</tr>"
     return f"<table><thead><tr><th>ms</th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def numbers_table(rows: Sequence[BudgetRow]) -> str:
     """The budget in ms to the microsecond, one row per rank (up to 64) and the mean; only parts that occur."""
-    drawn = list(rows) if len(rows) <= NUMBERED_RANKS else shown(rows)
+    drawn = list(rows) if len(rows) <= MOST_ROWS else shown(rows)
     keys = [k for k in ACCOUNTING if any(r.parts[k] for r in rows)]
     head = "".join(f'<th class="n">{PARTS[k].label}</th>' for k in keys)
     body = "".join(_numbers_row(r, keys) for r in drawn)

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from dtprof.analyse.results import ACCOUNTING, Operation
 from dtprof.report import text_bars as bars
-from dtprof.report.budget import MANY, basis, budget, left_out, mean, short_note, shown
+from dtprof.report.budget import MANY, basis, budget, left_out, mean, short_note, shown, totals
 from dtprof.report.facts import Facts
 from dtprof.report.missing import missing
-from dtprof.report.numbers import NOT_KNOWN, Scale, fixed, percent, time
+from dtprof.report.numbers import MILLISECONDS, NOT_KNOWN, Scale, fixed, percent, time
 from dtprof.report.operations import detail, longest_wait, op_words, select, size_words, wait_sum, weight, why_unsplit
 from dtprof.report.palette import PARTS, SIGNS
 from dtprof.report.text_layout import Column, command, hanging, plain, table, wrap
@@ -87,7 +87,10 @@ def _budget(facts: Facts, width: int, colour: bool, dark: bool) -> Iterable[Text
     every = budget(facts)
     yield _title("Where the step goes")
     if not every:
-        yield from _muted(NO_STEPS, width)
+        yield from _muted(f"{NO_STEPS} The whole capture, ms; idle includes whatever lay between steps.", width)
+        names, parts = totals(facts)
+        cells = [[label for label, _ in parts], *([MILLISECONDS.text(v[i]) for _, v in parts] for i in range(len(names)))]
+        yield from table([Column(h, c, i > 0, i) for i, (h, c) in enumerate(zip(["ms", *names], cells, strict=True))], width)
         return
     rows, scale = shown(every), Scale.of(r.total for r in every)
     yield from _muted(f"{basis(facts)}, {scale.unit}; the parts of each bar sum to its step.", width)
