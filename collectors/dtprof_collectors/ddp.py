@@ -195,6 +195,7 @@ class _Model:
         self._ready: list[tuple[int, int]] = []
         self._handles: list[Any] = []
         self._layout: Any = None
+        self._used_in: set[int] = set()
         self.config = self._config(ddp, named)
 
     def _parameters(self, ddp: Any) -> list[tuple[str, Any]]:
@@ -266,6 +267,8 @@ class _Model:
         ready = self._ready.copy()
         self._ready.clear()
         seen = {index for index, _ in ready}
+        if seen:
+            self._used_in.add(step)
         join = getattr(getattr(ddp, "_join_config", None), "enable", False)
         yield {
             "type": "grads", "model": self.number, "step": step, "ready": ready,
@@ -285,7 +288,7 @@ class _Model:
     def guessed_collectives(self, step: int) -> Iterator[dict[str, Any]]:
         """What DDP must have issued in a step, judged by its buckets; nothing where a hook of the job does the work."""
         config = self.config
-        if config["comm_hook"] or not self._layout:
+        if config["comm_hook"] or not self._layout or step not in self._used_in:
             return
         for bucket in self._layout["buckets"]:
             yield {

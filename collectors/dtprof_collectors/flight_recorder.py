@@ -1,7 +1,7 @@
 """Every collective as torch's flight recorder saw it being issued: what gloo's own trace lacks and NCCL's repeats.
 
-The recorder exists in a process whose environment has TORCH_FR_BUFFER_SIZE (entries) before the process group is made;
-for NCCL, TORCH_NCCL_TRACE_BUFFER_SIZE does the same. It keeps the newest entries in a ring.
+Recent torch records 2,000 entries by itself. TORCH_FR_BUFFER_SIZE (for NCCL and older torch: TORCH_NCCL_TRACE_BUFFER_SIZE),
+set before the process group is made, gives the number; 0 switches it off. The newest entries are kept.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ was ended kills the process.)
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import shutil
@@ -99,6 +100,12 @@ class TorchProfilerCollector:
         if self._profiler is None:
             return
         self._timed("start_ms", self._profiler.start_trace)
+        let_forked_children_exit()
+        if threading.current_thread() is not threading.main_thread():
+            self._status.facts["note"] = (
+                "recording begins outside the main thread; torch may print 'External init callback must run in same thread "
+                "as registerClient', which is harmless"
+            )
         self._thread = threading.get_ident()
         self._first_traced = coming
         self._status.tracing = True
@@ -115,7 +122,7 @@ class TorchProfilerCollector:
             mark.__exit__(None, None, None)
 
     def _finish(self) -> None:
-        """Stop and export. A profiler that is no longer this thread's must not be touched: that kills the process."""
+        """Stop, and export what this thread has recorded; exporting what another one has kills the process."""
         from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 
         profiler, self._profiler = self._profiler, None
@@ -125,10 +132,12 @@ class TorchProfilerCollector:
         if profiler is None or not self._status.tracing:
             return
         self._status.tracing = False
-        if not _profiler_enabled():
-            self._status.miss("trace: lost, for the profiler was ended by others or recorded another thread than this one")
-            return
+        ours = _profiler_enabled()
+        # one that is left running, in whatever thread, kills the process when it ends
         self._timed("stop_ms", profiler.stop_trace)
+        if not ours:
+            self._status.miss("trace: lost, for it was begun in another thread than the one that ended it")
+            return
         local = Path(tempfile.mkdtemp(prefix="dtprof-"))
         self._timed("export_ms", profiler.export_chrome_trace, str(local / "trace.json"))
         self._status.facts.update(exported_at_step=self._last, steps=[self._first_traced, self._last])
@@ -180,6 +189,28 @@ class TorchProfilerCollector:
         began = time.perf_counter()
         function(*args)
         self._status.facts[fact] = (time.perf_counter() - began) * 1e3
+
+
+_children_may_exit = False
+
+
+def let_forked_children_exit() -> None:
+    """Keep children that are forked from now on from hanging as they exit.
+
+    Once a process has used torch.profiler, a static destructor of torch's waits for a thread that a forked child does not
+    have. Children of multiprocessing leave by ``os._exit`` and never come there; others now leave before the destructors,
+    after all exit handlers of Python, with their own exit status (glibc's ``on_exit`` hands it on).
+    """
+    global _children_may_exit
+    if not _children_may_exit:
+        _children_may_exit = True
+        os.register_at_fork(after_in_child=_exit_before_destructors)
+
+
+def _exit_before_destructors() -> None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
 
 
 class _ForeignProfilers:

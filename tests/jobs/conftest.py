@@ -1,10 +1,12 @@
 """Real processes: ranks started directly on loopback, without torchrun's agent, which costs seconds."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,25 +43,25 @@ def begin(ranks, words, *, changes=None):
     started = []
     for rank in range(ranks):
         env = {k: v for k, v in {**environment(rank, ranks, port, key), **(changes or {})}.items() if v is not None}
-        output = tempfile.TemporaryFile("w+")
+        output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in finish
         process = subprocess.Popen([sys.executable, *words], env=env, stdout=output, stderr=subprocess.STDOUT)
         started.append((process, output))
     return started
 
 
-def finish(started, timeout=180):
-    """Wait for all ranks; kills what is left."""
-    try:
-        codes = [process.wait(timeout) for process, _ in started]
-    finally:
-        for process, _ in started:
-            process.kill()
-            process.wait()
+def finish(started, timeout=120):
+    """Wait for all ranks; those that do not end are killed, and their code is -9."""
+    deadline = time.monotonic() + timeout
+    for process, _ in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(deadline - time.monotonic(), 0.1))
     done = []
-    for code, (_, output) in zip(codes, started, strict=True):
-        output.seek(0)
-        done.append(Rank(code, output.read()))
-        output.close()
+    for process, output in started:
+        process.kill()
+        code = process.wait()
+        with output:
+            output.seek(0)
+            done.append(Rank(code, output.read()))
     return done
 
 
@@ -81,7 +83,8 @@ def run(request):
 
     def go(ranks, words, *, changes=None):
         done = finish(begin(ranks, words, changes=changes))
-        assert all(rank.code == 0 for rank in done), "\n".join(f"rank {n} ended with {r.code}:\n{r.output}" for n, r in enumerate(done))
+        said = "\n".join(f"rank {n} ended with {rank.code}:\n{rank.output}" for n, rank in enumerate(done))
+        assert all(rank.code == 0 for rank in done), said
         return done
 
     return go
