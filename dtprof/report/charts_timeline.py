@@ -207,7 +207,7 @@ class _Canvas:
             x = self.x(end)
             body.append(svg.line(x, 36, x, bottom, "hair"))
             group = _Ends((operation,), x, x)
-            while groups and groups[-1].right + 6 > group.left:
+            while groups and groups[-1].right + 3 > group.left:
                 group = groups.pop().with_(group)
             groups.append(group)
         body += [svg.text(g.middle, 32, g.words, "b", "middle") for g in groups]

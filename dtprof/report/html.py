@@ -30,6 +30,7 @@ ENDS_TOGETHER = (
     "An operation ends on all ranks together, so the shortest participation is the transfer and the rest of a rank’s "
     'time is <span class="w">waiting</span>; the <span class="t">transfer</span> is the thin end of each line.'
 )
+UNSPLIT = "Waiting and moving data cannot be told apart here, so every line is striped; ≤ marks an upper bound of the transfer."
 STRIPED = " Striped: waiting and moving cannot be told apart; ≤ marks an upper bound."
 _EMPHASIS = {"wait": "w", "compute": "c", "transfer": "t"}
 
@@ -122,7 +123,8 @@ def _operations(facts: Facts) -> str:
     chosen = select(facts.comm.operations)
     if not chosen.total:
         return _section("Communication", "No communication operation is in this run.", "")
-    sub = ENDS_TOGETHER + (STRIPED if any(o.transfer_ns is None for o in chosen.operations) else "")
+    known = [o.transfer_ns is not None for o in chosen.operations]
+    sub = (ENDS_TOGETHER if all(known) else ENDS_TOGETHER + STRIPED) if any(known) else UNSPLIT
     if chosen.sentence:
         sub += " " + escape(chosen.sentence)
     return _section(chosen.heading, sub, f'<div class="wide">{operations_table(facts, chosen)}</div>')
