@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dtprof.analyse.results import ACCOUNTING, PartAccount, settled
+from dtprof.numbers import count, counted, listing
 from dtprof.report.facts import Facts
-from dtprof.report.numbers import count, counted, listing
 from dtprof.run import Part
 
 MANY = 16

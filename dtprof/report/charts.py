@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dtprof.analyse.results import ACCOUNTING, Operation
+from dtprof.numbers import Scale, percent, ticks, time
 from dtprof.report import svg
 from dtprof.report.budget import BudgetRow, short_note
-from dtprof.report.numbers import Scale, percent, ticks, time
 from dtprof.report.operations import op_words
 from dtprof.report.palette import PARTS
 

@@ -11,11 +11,11 @@ from dtprof import intervals
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.results import Operation, StepAccount, settled
 from dtprof.intervals import Cover
+from dtprof.numbers import counted, listing, time
 from dtprof.report import svg
 from dtprof.report.budget import budget, shown
 from dtprof.report.charts import WIDTH, axis
 from dtprof.report.facts import Facts
-from dtprof.report.numbers import counted, listing, time
 from dtprof.report.operations import op_words, select
 from dtprof.report.palette import PARTS
 from dtprof.schema import MISSING

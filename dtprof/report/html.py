@@ -6,6 +6,7 @@ from collections import Counter
 from html import escape
 from importlib.resources import files
 
+from dtprof.numbers import Scale, listing, percent, time
 from dtprof.report import charts, svg
 from dtprof.report.budget import MANY, BudgetRow, basis, budget, left_out, mean, shown
 from dtprof.report.charts_timeline import timeline, timeline_figure
@@ -19,7 +20,6 @@ from dtprof.report.html_tables import (
     operations_table,
     totals_table,
 )
-from dtprof.report.numbers import Scale, listing, percent, time
 from dtprof.report.operations import select
 from dtprof.report.palette import PARTS, tokens
 from dtprof.report.wording import emphasis

@@ -8,11 +8,11 @@ from html import escape
 
 from dtprof.analyse.results import ACCOUNTING, KernelRow, Operation
 from dtprof.findings import Finding
+from dtprof.numbers import MILLISECONDS, NOT_KNOWN, Scale, count, fixed, named, percent, spelled, time
 from dtprof.report import charts
 from dtprof.report.budget import MANY, MOST_ROWS, BudgetRow, mean, shown, totals
 from dtprof.report.facts import Facts
 from dtprof.report.missing import missing
-from dtprof.report.numbers import MILLISECONDS, NOT_KNOWN, Scale, count, fixed, named, percent, spelled, time
 from dtprof.report.operations import (
     Selection,
     detail,

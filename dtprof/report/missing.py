@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dtprof.analyse.results import settled
+from dtprof.numbers import NOT_KNOWN, count, listing, named, percent
 from dtprof.report.facts import Facts, QualityRow
-from dtprof.report.numbers import NOT_KNOWN, count, listing, named, percent
 
 ALL = "all"
 FEW = 3

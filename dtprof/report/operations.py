@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtprof.analyse.results import Operation
+from dtprof.numbers import NOT_KNOWN, named, size, spelled, time
 from dtprof.report.budget import MANY
 from dtprof.report.facts import Facts
-from dtprof.report.numbers import NOT_KNOWN, named, size, spelled, time
 
 WORST = 20
 

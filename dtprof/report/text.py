@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from dtprof.analyse.results import ACCOUNTING, Operation
+from dtprof.numbers import MILLISECONDS, NOT_KNOWN, Scale, fixed, percent, time
 from dtprof.report import text_bars as bars
 from dtprof.report.budget import MANY, basis, budget, left_out, mean, short_note, shown, totals
 from dtprof.report.facts import Facts
 from dtprof.report.missing import missing
-from dtprof.report.numbers import MILLISECONDS, NOT_KNOWN, Scale, fixed, percent, time
 from dtprof.report.operations import detail, longest_wait, op_words, select, size_words, wait_sum, weight, why_unsplit
 from dtprof.report.palette import PARTS, SIGNS
 from dtprof.report.text_layout import Column, command, hanging, plain, table, wrap

@@ -9,7 +9,7 @@ from rich.style import Style
 from rich.text import Text
 
 from dtprof.analyse.results import ACCOUNTING
-from dtprof.report.numbers import Scale
+from dtprof.numbers import Scale
 from dtprof.report.palette import PARTS, PartStyle
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

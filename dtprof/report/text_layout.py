@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from dtprof.report.numbers import NBSP
+from dtprof.numbers import NBSP
 
 
 def wrap(text: str, width: int) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from dtprof.findings import Evidence, Finding
-from dtprof.report.numbers import NOT_KNOWN, Scale, counted, interval, named, percent
+from dtprof.numbers import NOT_KNOWN, Scale, counted, interval, named, percent
 
 NO_PREDICTION = "no prediction: the cost is measured, what a change would save is not"
 

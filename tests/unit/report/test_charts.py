@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtprof.analyse.results import ACCOUNTING
+from dtprof.numbers import Scale
 from dtprof.report import charts, svg
 from dtprof.report.budget import BudgetRow, budget, mean, shown
 from dtprof.report.charts_timeline import representative_step, timeline, timeline_figure
-from dtprof.report.numbers import Scale
 from dtprof.report.operations import participants
 from tests.unit.report import build
 

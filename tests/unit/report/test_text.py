@@ -10,9 +10,9 @@ from rich.cells import cell_len
 
 from dtprof.analyse.results import ACCOUNTING
 from dtprof.findings import Verdict
+from dtprof.numbers import Scale
 from dtprof.report import text_bars
 from dtprof.report.budget import budget
-from dtprof.report.numbers import Scale
 from dtprof.report.palette import PARTS
 from dtprof.report.text import print_report, render
 from dtprof.report.text_layout import Column, command, table, wrap

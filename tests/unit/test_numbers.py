@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.report import numbers as n
+from dtprof import numbers as n
 
 
 def plain(text):
