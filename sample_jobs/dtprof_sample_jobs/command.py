@@ -48,7 +48,7 @@ class JobCommand:
             return _list_jobs(as_json)
         if args.name is None:
             raise InputError("no job named", f"jobs are {', '.join(JOBS)}")
-        ranks = late.ranks or args.ranks or 2
+        ranks = next((n for n in (late.ranks, args.ranks) if n is not None), 2)
         if ranks < 1:
             raise InputError(f"--ranks {ranks} is no number of processes", "give 1 or more")
         early = [("--out", args.out)] if args.out else []

@@ -24,11 +24,15 @@ _SPIN_NS = 300_000
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted fault: ``kind`` is slow_rank."""
+    """One planted fault: ``kind`` is slow_rank; ``text`` is what the user wrote."""
 
     kind: str
     rank: int
     ns: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def fault(text: str) -> Fault:
@@ -37,7 +41,7 @@ def fault(text: str) -> Fault:
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is no fault; write slow_rank=RANK:TIME, as in slow_rank=1:20ms")
     kind, rank, number, unit = found.groups()
-    return Fault(kind, int(rank), round(float(number) * _UNITS[unit]))
+    return Fault(kind, int(rank), round(float(number) * _UNITS[unit]), text)
 
 
 torch.library.define("dtprof_lab::slow_compute", "(Tensor x, int ns) -> ()")
