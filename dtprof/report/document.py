@@ -106,7 +106,7 @@ def _collective(operation: Operation) -> dict[str, Any]:
         "end_ns": operation.end_ns,
         "transfer_ns": operation.transfer_ns,
         "transfer_upper_ns": operation.transfer_upper_ns,
-        "wait_ns": {str(rank): wait for rank, wait in operation.wait_ns.items()},
+        "wait_ns": _waits(operation.wait_ns),
         "dur_ns": {str(rank): dur for rank, dur in operation.dur_ns.items()},
         "last_arriver": operation.last_rank,
         "last_by_ns": operation.last_by_ns,
@@ -119,6 +119,12 @@ def _collective(operation: Operation) -> dict[str, Any]:
         "step": operation.step,
         "label": operation.label,
     }
+
+
+def _waits(waits: dict[int, int | None]) -> dict[str, int] | None:
+    """Waiting by rank; None where it cannot be told (ranks missing, one-sided operations)."""
+    known = {str(rank): wait for rank, wait in waits.items() if wait is not None}
+    return known if len(known) == len(waits) else None
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

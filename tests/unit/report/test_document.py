@@ -114,8 +114,7 @@ def test_partial_set_has_nulls_and_bounds():
         assert collective["transfer_ns"] is None
         assert collective["last_arriver"] is None
         assert collective["busbw_gb_s"] is None
-        assert set(collective["wait_ns"]) == {"0", "1", "2"}
-        assert set(collective["wait_ns"].values()) == {None}
+        assert collective["wait_ns"] is None
         assert collective["transfer_upper_ns"] > 0
 
 
