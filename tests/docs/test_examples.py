@@ -53,3 +53,22 @@ def test_example(blocks, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Anything:
+    """Stands for the model, the loss and the optimizer of the README."""
+
+    def __call__(self, *_):
+        return self
+
+    def __getattr__(self, name):
+        return self
+
+
+def test_the_readme_measures_and_reads_back(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (PAGE.parents[1] / "README.md").read_text()
+    measure, read = (block for language, block in BLOCK.findall(text) if language == "python")
+    exec(measure, {"batches": range(3), "model": Anything(), "optimizer": Anything()})
+    exec(read, {})
+    assert "0 ns of kernels" in capsys.readouterr().out
