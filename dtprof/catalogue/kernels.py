@@ -13,7 +13,7 @@ KernelClass = Literal[
 # first match wins: the special before the general
 _NAMES: tuple[tuple[KernelClass, str], ...] = (
         ("attention", r"flash|fmha|attention|mha_|sdpa|softmax.*(?:mask|scale)"),
-        ("optimizer", r"adam|multi_tensor_apply|foreach|fused_sgd|lamb|adagrad|optimizer"),
+        ("optimizer", r"adam|multi_tensor|foreach|fused_sgd|\blamb(?!da)|lamb_|adagrad|optimizer"),
         (
             "gemm",
             r"gemm|cutlass|cublas|wgmma|xmma|sm\d+_.*mma|matmul|_mm_|\bmm\b|convolution|conv2d|implicit_convolve|Cijk_"

@@ -18,8 +18,8 @@ from dtprof.protocols import Lens
 
 # a share of the step below this is not worth a finding
 LEAST_SHARE = 0.05
-# a rank for which at least this share of the waiting is, is the one waited for
-_MAIN_SHARE = 0.5
+# the ranks that this share of the waiting is for are the ones waited for
+_MAIN_SHARE = 0.8
 
 
 class Waiting:
@@ -42,40 +42,56 @@ class Waiting:
         culprits = {r: w for r, w in waiting.by_culprit.items() if r not in named_already}
         if not culprits:
             return
-        main, cost = next(iter(culprits.items()))
-        clear = cost >= _MAIN_SHARE * left
-        operations = waiting.operations[main]
+        blamed = _blamed(culprits, left, len(ranks_of(accounting)))
+        yield self._finding(study, culprits, blamed, left, whole)
+
+    def _finding(self, study: Lens, culprits: dict[int, float], blamed: list[int], left: float, whole: float) -> Finding:
+        waiting: WaitingResult = study.result("waiting")
+        operations = {o.id: o for r in blamed or culprits for o in waiting.operations[r]}
         worst = sorted(waiting.by_victim.items(), key=lambda i: -i[1])[:4]
         rows: dict[int, list[int]] = defaultdict(list)
-        for operation in operations:
+        for operation in operations.values():
             for part, event in operation.events.items():
                 rows[part].append(event)
         shares = ", ".join(f"rank {r} {percent(w / left)}" for r, w in list(culprits.items())[:4])
-        evidence = (
-            Evidence(f"Of the waiting, by the rank that arrives last: {shares}.", {p: tuple(r) for p, r in rows.items()}),
-            Evidence("Waiting per step: " + ", ".join(f"rank {r} {time(w)}" for r, w in worst) + "."),
-            Evidence(_transfer(study.result("comm"))),
-        )
-        yield Finding(
+        who = named("rank", blamed)
+        if blamed:
+            arrives = "arrives" if len(blamed) == 1 else "arrive"
+            most = percent(sum(culprits[r] for r in blamed) / left)
+            why = f"{who} {arrives} last in {counted(len(operations), 'operation')} and {most} of the waiting is for it"
+            remedy = f"compare what {who} does before {named('operation', list(operations)[:6])} with the others"
+        else:
+            why = f"the ranks arrive last in turn ({shares}): work that varies from step to step or from rank to rank"
+            remedy = "even out the work of the ranks (sequence lengths, input), or look for noise on the hosts"
+        return Finding(
             rule=self.id,
             severity=severity_of(left / whole),
-            title=f"{percent(left / whole)} of the step is waiting inside communication"
-            + (f", mostly for rank {main}" if clear else ", for different ranks in turn"),
-            ranks=(main,) if clear else tuple(sorted(culprits)),
-            steps=steps_of(accounting),
+            title=f"{percent(left / whole)} of the step is waiting inside communication, "
+            + (f"mostly for {who}" if blamed else "for different ranks in turn"),
+            ranks=tuple(sorted(blamed or culprits)),
+            steps=steps_of(study.result("accounting")),
             seconds_per_step=left / 1e9,
-            evidence=evidence,
-            why=f"rank {main} arrives last in {counted(len(operations), 'operation')} and "
-            f"{percent(cost / left)} of the waiting is for it"
-            if clear
-            else f"the ranks arrive last in turn ({shares}): work that varies from step to step or from rank to rank",
-            next=f"compare what rank {main} does before {named('operation', [o.id for o in operations[:6]])} with the others"
-            if clear
-            else "even out the work of the ranks (sequence lengths, input), or look for noise on the hosts",
+            evidence=(
+                Evidence(f"Of the waiting, by the rank that arrives last: {shares}.", {p: tuple(r) for p, r in rows.items()}),
+                Evidence("Waiting per step: " + ", ".join(f"rank {r} {time(w)}" for r, w in worst) + "."),
+                Evidence(_transfer(study.result("comm"))),
+            ),
+            why=why,
+            next=remedy,
             apply="make the ranks arrive together; moving data faster does not shorten waiting",
             verify="measure again and compare the waiting per rank",
             share=left / whole,
         )
+
+
+def _blamed(culprits: dict[int, float], left: float, ranks: int) -> list[int]:
+    """The few ranks that most waiting is for: at most a third of all; empty where the ranks arrive last in turn."""
+    few: list[int] = []
+    for rank in culprits:
+        if sum(culprits[r] for r in few) >= _MAIN_SHARE * left:
+            break
+        few.append(rank)
+    return few if len(few) <= max(1, ranks // 3) else []
 
 
 def _transfer(comm: CommResult) -> str:
