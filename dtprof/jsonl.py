@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
 
 CAP_BYTES = 64 << 20
 BUFFER_BYTES = 64 << 10
@@ -35,8 +35,8 @@ class Appender:
     def _open(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Queue one row, and write the queue when it is due."""
+    def add(self, row: Any) -> None:
+        """Queue one row (a mapping or a msgspec.Struct), and write the queue when it is due."""
         line = msgspec.json.encode(row)
         self._lines.append(line)
         self._waiting += len(line) + 1
@@ -79,9 +79,13 @@ def older(path: Path) -> Path:
     return path.with_name(f"{path.stem}.old{path.suffix}")
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Rows of a file and of its older half, in order, and how many lines could not be read (0 where no file exists)."""
-    rows: list[dict[str, Any]] = []
+def read_lines(path: Path, kind: Any = dict[str, Any]) -> tuple[list[Any], int]:
+    """Rows of a file and of its older half, in order, and how many lines are none (0 where no file exists).
+
+    ``kind`` is what a line must be: a dict, or a msgspec.Struct (or a union of tagged ones), whose fields are checked.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    rows: list[Any] = []
     bad = 0
     for piece in (older(path), path):
         if not piece.exists():
@@ -90,12 +94,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             if not line.strip():
                 continue
             try:
-                row = msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                bad += 1
-                continue
-            if isinstance(row, dict):
-                rows.append(row)
-            else:
+                rows.append(decoder.decode(line))
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 bad += 1
     return rows, bad

@@ -3,27 +3,13 @@
 Wrappers are found among the live objects when the session starts and, where there are none yet, at the end of its first
 step. Gradient hooks are on the parameters only from two steps before the capture window to its end.
 
-Raw files
-    ddp.jsonl           lines of four types, each with ``model`` (0, 1, … in the order found)
-      config            module, bucket_cap_mb (null: argument absent, so the first bucket is 1 MiB), bucket_cap_bytes,
-                        find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers, comm_hook (name
-                        or null), ranks, backend, parameters [[name, bytes, dtype], …] in registration order
-      layout            step at whose end it was read, rebuilt (after the first iteration, in gradient-ready order),
-                        buckets [{bucket, bytes, members [name, …]}] in the order of reduction
-      grads             step, ready [[parameter index, Unix ns], …] in time order (a parameter occurs once per backward
-                        pass), unused [index, …], join (inside Join), sync (gradients are reduced)
-      timing            step, and DDP's own times of its last iteration in ns: forward_compute_time,
-                        backward_compute_time, backward_comm_time, backward_compute_comm_overlap_time,
-                        forward_compute_time_start, backward_compute_time_start, backward_compute_time_end,
-                        backward_comm_time_start, backward_comm_time_end (the last five Unix ns). CPU jobs only: on a
-                        device reading them would wait for it.
-    collectives.jsonl   one line per operation that this rank issued in the captured steps, of any group, in order:
-                        order (0, 1, …), step, group (name), description, ranks (or null), seq, p2p, op_id, op
-                        (dtprof.schema.OPS), name, peer (rank in the group), bytes_in, bytes_out, dtype, created_ns (Unix
-                        ns; lies inside the operator that issued it), record, source. From the flight recorder; without
-                        it (see ``flight_recorder``) source is "ddp_layout": one all_reduce per bucket and step, seq and
-                        created_ns null, other groups and operations unknown, and part.json says so. ``step`` is null for
-                        operations outside the captured steps.
+Raw files (fields: ``ddp_lines``; a ring of two pieces, see ``dtprof.jsonl``)
+    ddp.jsonl           ``config`` of every wrapper; ``layout`` of its buckets whenever it has changed; ``grads`` and
+                        ``timing`` of every watched step. ``model`` is 0, 1, … in the order found.
+    collectives.jsonl   every operation of any group that this rank issued in the captured steps, in order, by the flight
+                        recorder. Without it ``source`` is "ddp_layout": one all_reduce per bucket and step, with neither
+                        seq nor time, other groups and operations unknown, and part.json says so.
+Facts in part.json: ``models`` (the configuration of each), ``collectives`` (lines), ``flight_recorder_ms``.
 """
 
 from __future__ import annotations
@@ -36,22 +22,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dtprof.epoch import epoch_ns
 from dtprof.jsonl import Appender, read_lines
 from dtprof.protocols import Context
 from dtprof.table import Table
 from dtprof_collectors import flight_recorder
+from dtprof_collectors.ddp_lines import Bucket, Config, Grads, Layout, Line, Operation, Timing
 from dtprof_collectors.ddp_tables import ddp_tables
 
 FILE, COLLECTIVES = "ddp.jsonl", "collectives.jsonl"
 LEAD_STEPS = 2
 MAX_READY = 100_000
 _DEFAULT_SAMPLE_RATE = 100
-_TIMES = (
-    "forward_compute_time", "backward_compute_time", "backward_comm_time", "backward_compute_comm_overlap_time",
-    "forward_compute_time_start", "backward_compute_time_start", "backward_compute_time_end",
-    "backward_comm_time_start", "backward_comm_time_end",
-)  # fmt: skip
+_TIMES = tuple(f for f in Timing.__struct_fields__ if f not in ("model", "step"))
 
 
 class DdpCollector:
@@ -82,7 +67,7 @@ class DdpCollector:
             self._status.facts.setdefault("models", []).append(wrapped.summary())
             self._status.changed = True
 
-    def _write(self, row: Mapping[str, Any]) -> None:
+    def _write(self, row: Line) -> None:
         if self._lines is None:
             self._lines = Appender(self._context.folder / FILE)
         self._lines.add(row)
@@ -124,7 +109,7 @@ class DdpCollector:
             return
         lines = Appender(self._context.folder / COLLECTIVES)
         for order, row in enumerate(rows):
-            lines.add({"order": order, **row})
+            lines.add(Operation(order=order, **row))
         lines.close()
         self._status.facts.update(collectives=len(rows), flight_recorder_ms=(time.perf_counter() - began) * 1e3)
         self._status.changed = True
@@ -165,9 +150,9 @@ class DdpCollector:
 
     def tables(self, folder: Path) -> Mapping[str, Table]:
         """``grads`` and ``buckets`` of the watched steps, and ``quality``."""
-        rows, bad = read_lines(folder / FILE)
-        operations, bad_operations = read_lines(folder / COLLECTIVES)
-        return ddp_tables(rows, operations, bad + bad_operations)
+        lines, bad = read_lines(folder / FILE, Line)
+        operations, torn = read_lines(folder / COLLECTIVES, Operation)
+        return ddp_tables(lines, operations, bad + torn)
 
 
 def find_models() -> list[Any]:
@@ -194,7 +179,7 @@ class _Model:
         self._on_cpu = all(p.device.type == "cpu" for _, p in named)
         self._ready: list[tuple[int, int]] = []
         self._handles: list[Any] = []
-        self._layout: Any = None
+        self._buckets: list[Bucket] = []
         self._used_in: set[int] = set()
         self.config = self._config(ddp, named)
 
@@ -203,29 +188,31 @@ class _Model:
         ignored = set(getattr(ddp, "parameters_to_ignore", ()))
         return [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad and n not in ignored]
 
-    def _config(self, ddp: Any, named: list[tuple[str, Any]]) -> dict[str, Any]:
-        """The ``config`` line."""
+    def _config(self, ddp: Any, named: list[tuple[str, Any]]) -> Config:
         import torch.distributed as dist
 
         hooks = getattr(ddp, "_comm_hooks", [])
         cap = getattr(ddp, "bucket_bytes_cap", None)
         absent = bool(getattr(ddp, "bucket_bytes_cap_default", False))
-        return {
-            "type": "config", "model": self.number, "module": type(ddp.module).__name__,
-            "bucket_cap_mb": None if absent or cap is None else cap / 2**20, "bucket_cap_bytes": cap,
-            "find_unused_parameters": bool(ddp.find_unused_parameters), "static_graph": bool(ddp.static_graph),
-            "gradient_as_bucket_view": bool(ddp.gradient_as_bucket_view), "broadcast_buffers": bool(ddp.broadcast_buffers),
-            "comm_hook": getattr(hooks[0][0], "__name__", type(hooks[0][0]).__name__) if hooks else None,
-            "ranks": dist.get_process_group_ranks(ddp.process_group), "backend": str(dist.get_backend(ddp.process_group)),
-            "parameters": [
-                [name, p.numel() * p.element_size(), str(p.dtype).removeprefix("torch.")] for name, p in named
-            ],
-        }  # fmt: skip
+        return Config(
+            model=self.number,
+            module=type(ddp.module).__name__,
+            bucket_cap_mb=None if absent or cap is None else cap / 2**20,
+            bucket_cap_bytes=cap,
+            find_unused_parameters=bool(ddp.find_unused_parameters),
+            static_graph=bool(ddp.static_graph),
+            gradient_as_bucket_view=bool(ddp.gradient_as_bucket_view),
+            broadcast_buffers=bool(ddp.broadcast_buffers),
+            comm_hook=getattr(hooks[0][0], "__name__", type(hooks[0][0]).__name__) if hooks else None,
+            ranks=dist.get_process_group_ranks(ddp.process_group),
+            backend=str(dist.get_backend(ddp.process_group)),
+            parameters=[(n, p.numel() * p.element_size(), str(p.dtype).removeprefix("torch.")) for n, p in named],
+        )
 
     def summary(self) -> dict[str, Any]:
         """The configuration without the list of parameters, for part.json."""
-        config = {k: v for k, v in self.config.items() if k not in ("type", "parameters")}
-        return {**config, "n_parameters": len(self._names)}
+        config: dict[str, Any] = msgspec.to_builtins(self.config)
+        return {**{k: v for k, v in config.items() if k not in ("type", "parameters")}, "n_parameters": len(self._names)}
 
     def watch(self) -> None:
         """Put a hook on every parameter; have DDP time every iteration (CPU only)."""
@@ -259,7 +246,7 @@ class _Model:
         if set_rate is not None and self._on_cpu:
             set_rate(rate)
 
-    def rows(self, step: int) -> Iterator[dict[str, Any]]:
+    def rows(self, step: int) -> Iterator[Line]:
         """The lines that the end of a watched step gives."""
         ddp = self._reference()
         if ddp is None:
@@ -269,46 +256,45 @@ class _Model:
         seen = {index for index, _ in ready}
         if seen:
             self._used_in.add(step)
-        join = getattr(getattr(ddp, "_join_config", None), "enable", False)
-        yield {
-            "type": "grads", "model": self.number, "step": step, "ready": ready,
-            "unused": [i for i in range(len(self._names)) if i not in seen],
-            "join": bool(join), "sync": bool(ddp.require_backward_grad_sync),
-        }  # fmt: skip
+        yield Grads(
+            model=self.number,
+            step=step,
+            ready=ready,
+            unused=[i for i in range(len(self._names)) if i not in seen],
+            join=bool(getattr(getattr(ddp, "_join_config", None), "enable", False)),
+            sync=bool(ddp.require_backward_grad_sync),
+        )
         read = getattr(ddp, "_get_ddp_logging_data", None)
         data = dict(read()) if read is not None else {}
-        layout = _layout(data, self._names)
-        if layout and layout != self._layout:
-            self._layout = layout
-            yield {"type": "layout", "model": self.number, "step": step, **layout}
+        rebuilt, buckets = _buckets(data, self._names)
+        if buckets and buckets != self._buckets:
+            self._buckets = buckets
+            yield Layout(model=self.number, step=step, rebuilt=rebuilt, buckets=buckets)
         times = {k: data[k] for k in _TIMES if k in data}
         if times and self._on_cpu:
-            yield {"type": "timing", "model": self.number, "step": step, **times}
+            yield Timing(model=self.number, step=step, **times)
 
     def guessed_collectives(self, step: int) -> Iterator[dict[str, Any]]:
         """What DDP must have issued in a step, judged by its buckets; nothing where a hook of the job does the work."""
-        config = self.config
-        if config["comm_hook"] or not self._layout or step not in self._used_in:
+        if self.config.comm_hook or step not in self._used_in:
             return
-        for bucket in self._layout["buckets"]:
+        for bucket in self._buckets:
             yield {
-                "step": step, "group": "", "description": "", "ranks": config["ranks"], "seq": None, "p2p": False,
-                "op_id": None, "op": "all_reduce", "name": f"{config['backend']}:all_reduce", "peer": None,
-                "bytes_in": bucket["bytes"], "bytes_out": bucket["bytes"], "dtype": config["parameters"][0][2],
+                "step": step, "group": "", "description": "", "ranks": self.config.ranks, "seq": None, "p2p": False,
+                "op_id": None, "op": "all_reduce", "name": f"{self.config.backend}:all_reduce", "peer": None,
+                "bytes_in": bucket.bytes, "bytes_out": bucket.bytes, "dtype": self.config.parameters[0][2],
                 "created_ns": None, "record": None, "source": "ddp_layout",
             }  # fmt: skip
 
 
-def _layout(data: Mapping[str, Any], names: list[str]) -> dict[str, Any] | None:
+def _buckets(data: Mapping[str, Any], names: list[str]) -> tuple[bool, list[Bucket]]:
     """Buckets from DDP's logging data: texts such as "2101248, 2101248" and "3 2, 1 0" (parameter indices)."""
     rebuilt = bool(data.get("rebuilt_bucket_sizes"))
     sizes = str(data.get("rebuilt_bucket_sizes" if rebuilt else "bucket_sizes") or "")
-    if not sizes:
-        return None
     members = str(data.get("rebuilt_per_bucket_param_indices") or "").split(",") if rebuilt else []
     buckets = []
-    for number, size in enumerate(sizes.split(",")):
+    for number, size in enumerate(sizes.split(",") if sizes else []):
         indices = [int(x) for x in members[number].split()] if number < len(members) else []
         known = [names[i] for i in indices if i < len(names)] if indices else None
-        buckets.append({"bucket": number, "bytes": int(size), "members": known})
-    return {"rebuilt": rebuilt, "buckets": buckets}
+        buckets.append(Bucket(bucket=number, bytes=int(size), members=known))
+    return rebuilt, buckets

@@ -1,88 +1,78 @@
-"""The reading half of the DDP collector: raw lines to ``grads``, ``buckets`` and ``quality`` tables."""
+"""The reading half of the DDP collector: lines to ``grads``, ``buckets`` and ``quality`` tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dtprof.run import quality_rows
 from dtprof.table import Table
+from dtprof_collectors.ddp_lines import Config, Grads, Layout, Line, Operation
 
-Row = Mapping[str, Any]
 
-
-def ddp_tables(rows: Sequence[Row], operations: Sequence[Row], bad: int) -> dict[str, Table]:
-    """Tables of one part; incomplete lines of a killed job are counted and left out.
+def ddp_tables(lines: Sequence[Line], operations: Sequence[Operation], bad: int) -> dict[str, Table]:
+    """Tables of one part. ``bad`` lines that a killed job left are named in ``quality``.
 
     A gradient's ``ready`` is that of its last accumulation in the step. A bucket is ready when its last member is, and
     starts when its all-reduce was issued, where the recorded operations of the step hold the buckets' sizes in order.
     """
-    configs: dict[int, Row] = {}
-    layouts: dict[int, list[Row]] = {}
+    configs = {line.model: line for line in lines if isinstance(line, Config)}
+    layouts = [line for line in lines if isinstance(line, Layout)]
     grads: list[dict[str, Any]] = []
     buckets: list[dict[str, Any]] = []
-    for row in rows:
-        kind, model = row.get("type"), row.get("model", 0)
-        if kind == "config":
-            configs[model] = row
-        elif kind == "layout":
-            layouts.setdefault(model, []).append(row)
-    for row in rows:
-        config = configs.get(row.get("model", 0))
-        if row.get("type") != "grads" or config is None:
+    for line in lines:
+        config = configs.get(line.model)
+        if not isinstance(line, Grads) or config is None:
             continue
-        ready = _last_ready(row, config)
+        ready = last_ready(line, config)
         grads += [
-            {"step": row["step"], "parameter": name, "bytes": size, "ready": ready.get(name)}
-            for name, size, _dtype in config["parameters"]
+            {"step": line.step, "parameter": name, "bytes": size, "ready": ready[name]}
+            for name, size, _dtype in config.parameters
             if name in ready
         ]
-        if row.get("sync", True):
-            buckets += _buckets(row["step"], layouts.get(row["model"], []), ready, operations)
+        if line.sync and ready:
+            mine = [layout for layout in layouts if layout.model == line.model]
+            buckets += bucket_rows(line.step, mine, ready, operations)
     tables = {"grads": Table.from_rows("grads", grads), "buckets": Table.from_rows("buckets", buckets)}
     if bad:
-        tables["quality"] = quality_rows(
-            [("ddp.jsonl, collectives.jsonl", "torn lines", bad, "those steps lack gradient times")]
-        )
+        lost = ("ddp.jsonl, collectives.jsonl", "torn lines", bad, "those steps lack gradient times or operations")
+        tables["quality"] = quality_rows([lost])
     return tables
 
 
-def _last_ready(row: Row, config: Row) -> dict[str, int]:
-    names = [name for name, _, _ in config["parameters"]]
-    return {names[index]: ts for index, ts in row["ready"] if index < len(names)}
+def last_ready(line: Grads, config: Config) -> dict[str, int]:
+    """Parameter name -> time of its last accumulation."""
+    return {config.parameters[i][0]: ts for i, ts in line.ready if 0 <= i < len(config.parameters)}
 
 
-def _buckets(step: int, layouts: list[Row], ready: dict[str, int], operations: Sequence[Row]) -> list[dict[str, Any]]:
-    """Buckets of one step, by the newest layout read at its end or before; else the first one read after it."""
-    before = [layout for layout in layouts if layout["step"] <= step]
+def bucket_rows(
+    step: int, layouts: Sequence[Layout], ready: dict[str, int], operations: Sequence[Operation]
+) -> list[dict[str, Any]]:
+    """Buckets of one step, by the newest layout read at its end or before; else by the first one read after it."""
+    before = [layout for layout in layouts if layout.step <= step]
     layout = before[-1] if before else next(iter(layouts), None)
     if layout is None:
         return []
-    starts = _starts(step, [b["bytes"] for b in layout["buckets"]], operations)
-    out = []
-    for bucket, start in zip(layout["buckets"], starts, strict=True):
-        times = [ready[m] for m in bucket["members"] or () if m in ready]
-        out.append({
-            "step": step, "bucket": bucket["bucket"], "bytes": bucket["bytes"], "members": bucket["members"],
-            "ready": max(times, default=None), "start": start,
-        })  # fmt: skip
-    return out
+    starts = bucket_starts(step, [b.bytes for b in layout.buckets], operations)
+    rows = []
+    for bucket, start in zip(layout.buckets, starts, strict=True):
+        times = [ready[name] for name in bucket.members or () if name in ready]
+        last = max(times, default=None)
+        row = {"step": step, "bucket": bucket.bucket, "bytes": bucket.bytes, "members": bucket.members, "ready": last}
+        rows.append({**row, "start": start})
+    return rows
 
 
-def _starts(step: int, sizes: list[int], operations: Sequence[Row]) -> list[int | None]:
+def bucket_starts(step: int, sizes: Sequence[int], operations: Sequence[Operation]) -> list[int | None]:
     """Issue times of the step's bucket all-reduces, in order; all unknown where the recorded sizes do not fit."""
-    found = [
-        (row["bytes_in"], row["created_ns"])
-        for row in operations
-        if row.get("step") == step and row.get("op") == "all_reduce" and row.get("created_ns") is not None
-    ]
+    found = [o for o in operations if o.step == step and o.op == "all_reduce" and o.created_ns is not None]
     starts: list[int | None] = []
     position = 0
     for size in sizes:
-        while position < len(found) and found[position][0] != size:
+        while position < len(found) and found[position].bytes_in != size:
             position += 1
         if position == len(found):
             return [None] * len(sizes)
-        starts.append(found[position][1])
+        starts.append(found[position].created_ns)
         position += 1
     return starts

@@ -1,10 +1,7 @@
 """The host beside the operators: CPU time, context switches, garbage collection, load.
 
 Raw file
-    host.jsonl      one line per step, written as it ends: step, ts (Unix ns), process_cpu_ns, thread_cpu_ns (the training
-                    thread), voluntary and involuntary (context switches of that thread), major_faults, gc_ns and gc_count
-                    (collections during the step), pauses [[ts, dur_ns, generation], …] of at least 0.1 ms, and load_1m
-                    (at most once a second). All but ts, pauses and load_1m are differences over the step.
+    host.jsonl      one ``HostLine`` per step, written as it ends
 """
 
 from __future__ import annotations
@@ -18,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dtprof.epoch import OFFSET_NS, epoch_ns
 from dtprof.jsonl import Appender, read_lines
 from dtprof.protocols import Context
@@ -28,15 +27,35 @@ FILE = "host.jsonl"
 PAUSE_NS = 100_000
 _CALLBACK_NS = 400
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
-_COUNTERS = {
-    "process_cpu_ns": ("process_cpu", "ns"),
-    "thread_cpu_ns": ("thread_cpu", "ns"),
-    "voluntary": ("voluntary_switches", "switches"),
-    "involuntary": ("involuntary_switches", "switches"),
-    "major_faults": ("major_faults", "faults"),
-    "gc_ns": ("gc_time", "ns"),
-    "load_1m": ("load_1m", "processes"),
-}
+_COUNTERS = (
+    ("process_cpu_ns", "process_cpu", "ns"),
+    ("thread_cpu_ns", "thread_cpu", "ns"),
+    ("voluntary", "voluntary_switches", "switches"),
+    ("involuntary", "involuntary_switches", "switches"),
+    ("major_faults", "major_faults", "faults"),
+    ("gc_ns", "gc_time", "ns"),
+    ("load_1m", "load_1m", "processes"),
+)
+
+
+class HostLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One step. All but ``ts`` (Unix ns), ``pauses`` and ``load_1m`` are differences over the step.
+
+    Context switches and CPU time ``thread_cpu_ns`` are the training thread's. ``pauses`` are garbage collections of at
+    least 0.1 ms: (start in Unix ns, ns, generation). ``load_1m`` is read at most once a second.
+    """
+
+    step: int
+    ts: int
+    process_cpu_ns: int
+    thread_cpu_ns: int
+    voluntary: int
+    involuntary: int
+    major_faults: int
+    gc_ns: int
+    gc_count: int
+    pauses: list[tuple[int, int, int]] = []
+    load_1m: float | None = None
 
 
 class HostCollector:
@@ -62,6 +81,8 @@ class HostCollector:
         if phase == "start":
             self._gc_began = now
             return
+        if not self._gc_began:  # a collection was under way as we began
+            return
         pause = now - self._gc_began
         self._gc_ns += pause
         self._gc_count += 1
@@ -86,15 +107,15 @@ class HostCollector:
         if self._lines is None:
             return
         now = self._counters()
-        row: dict[str, Any] = {"step": step, "ts": epoch_ns()}
-        row.update({key: now[key] - self._before[key] for key in now})
+        used: dict[str, Any] = {key: now[key] - self._before[key] for key in now}
+        line = HostLine(step=step, ts=epoch_ns(), **used)
         if self._pauses:
-            row["pauses"] = list(self._pauses)
+            line.pauses = list(self._pauses)
             self._pauses.clear()
         if time.monotonic() - self._load_at >= 1.0:
             self._load_at = time.monotonic()
-            row["load_1m"] = os.getloadavg()[0]
-        self._lines.add(row)
+            line.load_1m = os.getloadavg()[0]
+        self._lines.add(line)
         self._before = now
 
     def stop(self) -> None:
@@ -107,14 +128,15 @@ class HostCollector:
 
     def tables(self, folder: Path) -> Mapping[str, Table]:
         """``samples``: one reading per counter and step at the step's end, and one ``gc_pause`` per pause at its start."""
-        rows, bad = read_lines(folder / FILE)
+        lines, bad = read_lines(folder / FILE, HostLine)
         samples: list[dict[str, Any]] = []
-        for row in rows:
-            for ts, pause, _generation in row.get("pauses", ()):
+        for line in lines:
+            for ts, pause, _generation in line.pauses:
                 samples.append({"ts": ts, "metric": "gc_pause", "value": float(pause), "unit": "ns", "device": -1})
-            for key, (metric, unit) in _COUNTERS.items():
-                if key in row:
-                    samples.append({"ts": row["ts"], "metric": metric, "value": float(row[key]), "unit": unit, "device": -1})
+            for field, metric, unit in _COUNTERS:
+                value = getattr(line, field)
+                if value is not None:
+                    samples.append({"ts": line.ts, "metric": metric, "value": float(value), "unit": unit, "device": -1})
         samples.sort(key=lambda s: s["ts"])
         tables = {"samples": Table.from_rows("samples", samples)}
         if bad:
