@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-
 CAP_BYTES = 64 << 20
 BUFFER_BYTES = 64 << 10
 

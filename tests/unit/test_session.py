@@ -1,3 +1,4 @@
+import itertools
 import json
 import logging
 import os
@@ -48,7 +49,7 @@ def test_a_session_numbers_times_and_describes_steps(tmp_path):
     assert (rows[0]["loss"], rows[0]["tokens"], rows[0]["samples"]) == (1.5, 7, 2)
     assert rows[2]["loss"] is None
     assert not any(r["captured"] for r in rows)
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in itertools.pairwise(rows):
         assert before["host_ts"] + before["host_dur"] + before["own_ns"] <= after["host_ts"]
     manifest = read_manifest(tmp_path / "manifest.json")
     assert (manifest.job, manifest.knobs, manifest.world_size) == ("x", {"lr": 1}, 1)
@@ -141,9 +142,13 @@ def test_ctrl_c_and_a_signal_handlers_exception_are_not_swallowed(tmp_path):
 
 
 def test_the_jobs_own_exception_passes_and_the_run_is_closed(tmp_path):
-    with pytest.raises(ZeroDivisionError), dtprof.profile(tmp_path, collectors=[], capture=None) as prof:
-        prof.step()
-        raise ZeroDivisionError
+    def job():
+        with dtprof.profile(tmp_path, collectors=[], capture=None) as prof:
+            prof.step()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        job()
     assert part(tmp_path / "part00000").extra["ended_ns"] is not None
 
 
