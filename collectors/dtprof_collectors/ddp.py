@@ -63,6 +63,8 @@ class DdpCollector:
             number = len(self._models)
             wrapped = _Model(number, model)
             self._models.append(wrapped)
+            if self._watching:
+                wrapped.watch()
             self._write(wrapped.config)
             self._status.facts.setdefault("models", []).append(wrapped.summary())
             self._status.changed = True
@@ -87,12 +89,12 @@ class DdpCollector:
 
     def on_step(self, step: int) -> None:
         """Write what the step showed; read the flight recorder when the window has just closed."""
-        if step == self._first_step and not self._models:
-            self._find()
         if self._watching:
             for model in self._models:
                 for row in model.rows(step):
                     self._write(row)
+        if step == self._first_step and not self._models:
+            self._find()
         if self._first >= 0 and self._first - LEAD_STEPS - 1 <= step < self._end:
             self._prepare(step + 1)
             if step + 1 == self._end:
@@ -151,8 +153,8 @@ class DdpCollector:
     def tables(self, folder: Path) -> Mapping[str, Table]:
         """``grads`` and ``buckets`` of the watched steps, and ``quality``."""
         lines, bad = read_lines(folder / FILE, Line)
-        operations, torn = read_lines(folder / COLLECTIVES, Operation)
-        return ddp_tables(lines, operations, bad + torn)
+        operations, _ = read_lines(folder / COLLECTIVES, Operation)
+        return ddp_tables(lines, operations, bad)
 
 
 def find_models() -> list[Any]:

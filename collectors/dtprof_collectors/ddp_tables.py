@@ -11,7 +11,7 @@ from dtprof_collectors.ddp_lines import Config, Grads, Layout, Line, Operation
 
 
 def ddp_tables(lines: Sequence[Line], operations: Sequence[Operation], bad: int) -> dict[str, Table]:
-    """Tables of one part. ``bad`` lines that a killed job left are named in ``quality``.
+    """Tables of one part. ``bad`` lines of ddp.jsonl, which a killed job leaves, are named in ``quality``.
 
     A gradient's ``ready`` is that of its last accumulation in the step. A bucket is ready when its last member is, and
     starts when its all-reduce was issued, where the recorded operations of the step hold the buckets' sizes in order.
@@ -35,7 +35,7 @@ def ddp_tables(lines: Sequence[Line], operations: Sequence[Operation], bad: int)
             buckets += bucket_rows(line.step, mine, ready, operations)
     tables = {"grads": Table.from_rows("grads", grads), "buckets": Table.from_rows("buckets", buckets)}
     if bad:
-        lost = ("ddp.jsonl, collectives.jsonl", "torn lines", bad, "those steps lack gradient times or operations")
+        lost = ("ddp.jsonl", "torn lines", bad, "those steps lack gradient times")
         tables["quality"] = quality_rows([lost])
     return tables
 

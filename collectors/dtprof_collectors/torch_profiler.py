@@ -140,7 +140,8 @@ class TorchProfilerCollector:
             return
         local = Path(tempfile.mkdtemp(prefix="dtprof-"))
         self._timed("export_ms", profiler.export_chrome_trace, str(local / "trace.json"))
-        self._status.facts.update(exported_at_step=self._last, steps=[self._first_traced, self._last])
+        known = {"exported_at_step": self._last, "steps": [self._first_traced, self._last]}
+        self._status.facts.update(known, bytes=None, operators=None, write_ms=None)
         other_thread = threading.get_ident() != self._thread
         self._writer = threading.Thread(target=self._write, args=(local, other_thread), name="dtprof-trace", daemon=True)
         self._writer.start()

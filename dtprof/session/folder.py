@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dtprof.run import Manifest as Manifest
-from dtprof.run import Part, write_manifest
+from dtprof.run import Manifest, Part
 from dtprof.session.identity import Identity
 
 RESERVE_BYTES = 64 << 10
@@ -78,14 +77,17 @@ class PartFolder:
 
     def write_part(self, part: Part) -> None:
         """Write part.json whole or not at all."""
-        data = msgspec.json.format(msgspec.json.encode(part), indent=1)
-        temporary = self.path / ".part.json.tmp"
-        temporary.write_bytes(data)
-        os.replace(temporary, self.path / "part.json")
+        _replace(self.path / "part.json", part)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write RUN/manifest.json whole or not at all."""
-        write_manifest(self.out / "manifest.json", manifest)
+        _replace(self.out / "manifest.json", manifest)
+
+
+def _replace(path: Path, value: msgspec.Struct) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
+    os.replace(temporary, path)
 
 
 def describe(path: Path) -> Part | None:

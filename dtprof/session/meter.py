@@ -3,8 +3,9 @@
 Counted, step by step, with the monotonic clock: everything inside ``step()`` (step clock, collector hooks, writing) and
 what collectors report beside it (garbage-collection callbacks). Added from a calibration at the end: the calls of
 ``annotate`` that found no listener, number x measured price. Not counted: captured steps, the three before and the one
-after them (the tracer has a price of its own, given as ``capture``), the first step, and second-order effects such as
-cold caches; ``benchmarks/overhead.py`` measures those against a loop without dtprof.
+after them (the tracer has a price of its own: its facts in part.json, and the steps marked captured beside the others),
+the first step, and second-order effects such as cold caches; ``benchmarks/overhead.py`` measures those against a loop
+without dtprof.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ Gradients are averaged over the ranks in buckets, and a bucket's all-reduce runs
     torchrun --nproc_per_node 2 -m dtprof_sample_jobs.ddp --out runs/ddp --bucket-cap-mb 4
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import dtprof
@@ -28,7 +28,18 @@ def parser() -> argparse.ArgumentParser:
     made = common_parser("ddp", __doc__)
     made.add_argument("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB (DDP's own default)")
     made.add_argument("--find-unused-parameters", action="store_true", help="have DDP look for parameters without gradient")
+    made.add_argument("--mark-buckets", action="store_true", help="mark each bucket as a range, by a communication hook")
     return made
+
+
+# DDP compares a hook's annotations with its own: they must be objects, not texts
+def marked_all_reduce(
+    group: dist.ProcessGroup,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[Tensor]:
+    """DDP's usual all-reduce of a bucket, inside a range that begins when the bucket is full and ends when it is issued."""
+    with dtprof.annotate("bucket", bucket=bucket.index()):
+        return allreduce_hook(group, bucket)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         # an absent bucket_cap_mb is not the same as 25: it also makes the first bucket small
         bucket = {} if args.bucket_cap_mb is None else {"bucket_cap_mb": args.bucket_cap_mb}
         ddp = DistributedDataParallel(model, find_unused_parameters=args.find_unused_parameters, **bucket)
+        if args.mark_buckets:
+            ddp.register_comm_hook(dist.group.WORLD, marked_all_reduce)
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=3e-4)
         data = SyntheticTokens(args.vocabulary, args.batch, args.seq, seed=args.seed, rank=me.rank)
 

@@ -160,6 +160,12 @@ def test_a_slow_backward_shows_in_the_gradients_of_its_rank_alone(out):
     assert min(gaps(0)) < min(gaps(1))
 
 
+def test_a_wrapper_made_after_the_session_began_is_found_after_its_first_step(out):
+    table = DdpCollector().tables(out / "made_late" / "part00000")["grads"]
+    assert sorted(set(table["step"].tolist())) == [1, 2]
+    assert len(table) == 2 * 12
+
+
 def test_uneven_batches_under_join_keep_their_own_step_counts(out):
     parts = [out / "join" / f"part0000{rank}" for rank in RANKS]
     assert [describe(p).extra["steps_done"] for p in parts] == [3, 6]

@@ -71,6 +71,16 @@ def slow_layer(out):
     train(dtprof.profile(out, capture="3:6"), ddp, 7)
 
 
+def made_late(out):
+    """The wrapper is made after profile() has begun, just before the window."""
+    with dtprof.profile(out, capture="1:3"):
+        ddp = build()
+        for _ in range(4):
+            ddp(torch.randn(16, 96)).square().mean().backward()
+            ddp.zero_grad()
+            dtprof.step()
+
+
 def join(out):
     """Rank 0 has three batches, rank 1 six."""
     ddp = build()
@@ -98,7 +108,7 @@ def main():
     out, wanted = Path(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for scenario in (window, from_the_start, cut_short, slow_export, slow_layer, join, unused):
+    for scenario in (window, from_the_start, cut_short, slow_export, slow_layer, made_late, join, unused):
         if scenario.__name__ in wanted or not wanted:
             scenario(out / scenario.__name__)
     dist.destroy_process_group()
