@@ -9,7 +9,7 @@
 
 enum { MAX_ARGS = 64, MAX_WORDS = 64, SLOT_CORRELATION = 0, SLOT_EXTERNAL = 1 };
 enum { ARG_INT, ARG_FLOAT, ARG_TEXT, ARG_COMM_TEXT, ARG_MEMORY, ARG_DENSE };
-static const int64_t MAX_PIECE = 64 << 20;             /* an event or header value longer than this is damage */
+static const int64_t MAX_PIECE = 32 << 20;             /* an event or header value longer than this is damage */
 static const int64_t MAX_TIME = (int64_t)1 << 62;      /* ns; leaves room to add baseTimeNanoseconds */
 static const int64_t MAX_DURATION = 10000000000000000; /* ns; 116 days */
 
@@ -26,7 +26,7 @@ typedef struct {
 } ArgKey;
 
 typedef struct {
-    uint64_t present; /* which args have a value */
+    uint64_t present, damaged; /* which args have a value; which have a number out of range */
     unsigned flaws, keys;
     char ph;
     Span name, cat, pid, tid, id;
@@ -60,6 +60,7 @@ typedef struct {
     ArgKey keys[MAX_ARGS];
     int key_count, slot_count, slot_kind[MAX_ARGS];
     int8_t key_slots[256];
+    uint64_t memory_slots;
     char words[MAX_WORDS][32];
     int word_count;
     Column ts, dur, name_codes, cat_codes, track_codes, correlation, external;
@@ -228,6 +229,7 @@ static inline const char *next_member(const char *p, const char *e, unsigned *fl
 
 static const char *read_args(const Scan *s, Event *ev, const char *p, const char *e) {
     int closed = 0;
+    ev->present = ev->damaged = 0;
     p++;
     SKIP_SPACE(p);
     if (*p == '}')
@@ -235,6 +237,8 @@ static const char *read_args(const Scan *s, Event *ev, const char *p, const char
     if (*p != '"')
         return UNEXPECTED(p, e);
     while (!closed) {
+        if (is_ph_key(p))
+            return BAD;
         const char *key = p + 1, *end = string_end(key, e);
         if (end == MORE)
             return MORE;
@@ -261,9 +265,11 @@ static const char *read_args(const Scan *s, Event *ev, const char *p, const char
             }
         } else {
             int64_t v;
-            p = read_decimal(p, e, 0, &v, &ev->flaws);
+            int damaged = 0;
+            p = read_decimal(p, e, 0, &v, &damaged, &ev->flaws);
             ev->value[known->slot].i = v;
             ev->present = (ev->present & ~(1ull << known->slot)) | (uint64_t)(v != MISSING) << known->slot;
+            ev->damaged |= (uint64_t)damaged << known->slot;
         }
         if (STOPPED(p))
             return p;
@@ -276,26 +282,23 @@ static const char *read_args(const Scan *s, Event *ev, const char *p, const char
 
 enum { KEY_PH = 1, KEY_TS = 2 };
 
-static inline void once(Event *ev, unsigned key) {
-    if (ev->keys & key)
-        ev->flaws |= 1u << FLAW_TWICE;
-    ev->keys |= key;
-}
-
 /* The value of an event's own key; unknown ones are skipped. */
 static inline const char *read_member(const Scan *s, Event *ev, const char *key, int64_t n, const char *p, const char *e) {
     uint32_t w = (unsigned char)key[0] | (uint32_t)(unsigned char)key[1] << 8;
     Span ph;
+    int ignored; /* a time out of range is missing: damage enough */
     if (n == 2 && w == ('p' | 'h' << 8)) {
-        once(ev, KEY_PH);
+        ev->keys |= KEY_PH;
         p = read_text(p, e, &ph, &ev->flaws);
         if (!STOPPED(p))
             ev->ph = ph.kind == 's' && ph.n == 1 ? ph.p[0] : '?';
         return p;
     }
     if (n == 2 && w == ('t' | 's' << 8)) {
-        once(ev, KEY_TS);
-        return read_decimal(p, e, 3, &ev->ts, &ev->flaws);
+        if (ev->keys & KEY_TS)
+            ev->flaws |= 1u << FLAW_TWICE;
+        ev->keys |= KEY_TS;
+        return read_decimal(p, e, 3, &ev->ts, &ignored, &ev->flaws);
     }
     if (n == 2 && w == ('i' | 'd' << 8))
         return read_text(p, e, &ev->id, &ev->flaws);
@@ -307,7 +310,7 @@ static inline const char *read_member(const Scan *s, Event *ev, const char *key,
         if (!memcmp(key, "tid", 3))
             return read_text(p, e, &ev->tid, &ev->flaws);
         if (!memcmp(key, "dur", 3))
-            return read_decimal(p, e, 3, &ev->dur, &ev->flaws);
+            return read_decimal(p, e, 3, &ev->dur, &ignored, &ev->flaws);
     }
     if (n == 4 && !memcmp(key, "name", 4))
         return read_text(p, e, &ev->name, &ev->flaws);
@@ -319,7 +322,7 @@ static inline const char *read_member(const Scan *s, Event *ev, const char *key,
 static const char *read_event(Scan *s, const char *p, const char *e) {
     Event *ev = &s->event;
     int closed = 0;
-    ev->present = 0;
+    ev->present = ev->damaged = 0;
     ev->flaws = ev->keys = 0;
     ev->ph = 0;
     ev->name.kind = ev->cat.kind = ev->pid.kind = ev->tid.kind = ev->id.kind = 0;

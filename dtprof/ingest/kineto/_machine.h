@@ -144,6 +144,10 @@ static void keep_event(Scan *s, const char *start, const char *end, const char *
     int span = ev->ph == 'X' || ev->ph == 'B' || ev->ph == 'E', flow = ev->ph == 's' || ev->ph == 't' || ev->ph == 'f';
     int memory = ev->ph == 'i' && ev->name.kind == 's' && ev->name.n == 8 && !memcmp(ev->name.p, "[memory]", 8);
     s->events_total++;
+    if (span || memory)
+        ev->flaws |= (unsigned)!!(ev->damaged & (memory ? s->memory_slots : ~s->memory_slots)) << FLAW_NUMBER;
+    else if (!flow)
+        ev->flaws &= ~(1u << FLAW_NUMBER);
     if (span || flow || memory) {
         if (ev->ts == MISSING || ev->ts > MAX_TIME || ev->ts < -MAX_TIME)
             ev->flaws |= 1u << FLAW_TIME;
@@ -406,6 +410,7 @@ static const char *advance(Scan *s, const char *p, const char *stop, const char 
         if (q == MORE) {
             if (!final && e - p <= MAX_PIECE)
                 return p;
+            SKIP_SPACE(p);
             if (!s->ends_inside)
                 note(s, final ? FLAW_TRUNCATED : FLAW_BROKEN, p);
             s->ends_inside = final;

@@ -75,6 +75,7 @@ static int add_arg(Scan *s, const char *key, Py_ssize_t length, int kind, int sl
     memcpy(k->key, key, (size_t)length);
     k->length = (int)length, k->kind = kind, k->slot = slot;
     s->slot_kind[slot] = kind;
+    s->memory_slots |= (uint64_t)(kind == ARG_MEMORY) << slot;
     k->head = key_head(key, length, key + length);
     unsigned at = key_hash(k->head, length);
     while (s->key_slots[at] >= 0)

@@ -21,7 +21,7 @@
 enum {
     FLAW_BROKEN,   /* not JSON */
     FLAW_NO_PH,    /* an object that is no event */
-    FLAW_TWICE,    /* ph or ts twice: two events run together */
+    FLAW_TWICE,    /* ts twice: two events run together */
     FLAW_TIME,     /* ts or dur missing, not finite or out of range */
     FLAW_NEGATIVE, /* dur below zero */
     FLAW_NUMBER,   /* an argument not finite or out of range */
@@ -187,6 +187,9 @@ static const char *scalar_end(const char *p, const char *e, unsigned *flaws) {
     return same_word(p, q - p, "null") || same_word(p, q - p, "true") || same_word(p, q - p, "false") ? q : BAD;
 }
 
+/* Is the key that opens at p "ph"? No value inside an event or the header has one: there it means a swallowed event. */
+static inline int is_ph_key(const char *p) { return p[1] == 'p' && p[2] == 'h' && p[3] == '"'; }
+
 /* The end of any value. Nested containers are checked in full: an unclosed one must not swallow what follows. */
 static const char *skip_value(const char *p, const char *e, unsigned *flaws) {
     uint64_t objects = 0; /* bit 0: is the innermost open container an object? */
@@ -243,6 +246,8 @@ element:
     if (objects & 1) {
         if (*p != '"')
             return UNEXPECTED(p, e);
+        if (is_ph_key(p))
+            return BAD;
         p = string_end(p + 1, e);
         if (p == MORE)
             return MORE;
@@ -256,8 +261,8 @@ element:
     goto value;
 }
 
-/* A number, quoted or not, times 10^scale; MISSING where there is none. Only numbers out of range are a flaw. */
-static inline const char *read_decimal(const char *p, const char *e, int scale, int64_t *out, unsigned *flaws) {
+/* A number, quoted or not, times 10^scale; MISSING where there is none. *damaged: there is one, but out of range or malformed. */
+static inline const char *read_decimal(const char *p, const char *e, int scale, int64_t *out, int *damaged, unsigned *flaws) {
     const char *start = p;
     uint64_t v = 0;
     int negative = *p == '-';
@@ -296,8 +301,7 @@ static inline const char *read_decimal(const char *p, const char *e, int scale, 
             return p;
     }
     state = decimal(text, end - text, scale, out);
-    if (state == NOT_FINITE || (state == NOT_NUMBER && *start == '-') || (state == NOT_NUMBER && is_digit(*start)))
-        *flaws |= 1u << FLAW_NUMBER;
+    *damaged = state == NOT_FINITE || (state == NOT_NUMBER && (*start == '-' || is_digit(*start)));
     return p;
 }
 

@@ -115,8 +115,8 @@ def _second_writer(c: Collected, tracks: Sequence[tuple[str, str]]) -> tuple[int
     """Where another process's events begin: offset, spans, flows, memory rows, metadata before it; or None.
 
     A trace has one host process. Where host events of one process end for good and those of another begin, two processes
-    wrote into one file, provided that the thread was lost in between, or that the first one's trace never came to the
-    part in which it names its process.
+    wrote into one file, provided that the thread was lost in between; or, where the cut happens to read as JSON, that the
+    trace names the second process and not the first, whose names would have come later.
     """
     codes = [code for code, cat in enumerate(c.cat[1].values) if cat in HOST_CATS]
     host = np.flatnonzero(np.isin(c.cat[0], codes))
@@ -125,15 +125,17 @@ def _second_writer(c: Collected, tracks: Sequence[tuple[str, str]]) -> tuple[int
         return None
     pids = np.array([pid_code[pid] for pid, _ in tracks])[c.track[host]]
     others = np.flatnonzero(pids != pids[0])
-    if not len(others) or (pids[others[0] :] == pids[0]).any():
+    # a single event of another process is more likely a damaged pid
+    if not len(others) or others[0] < 2 or len(pids) - others[0] < 2 or (pids[others[0] :] != pids[others[0]]).any():
         return None
     last_row, next_row = int(host[others[0] - 1]), int(host[others[0]])
     between = c.breaks[(c.breaks[:, 1] > last_row) & (c.breaks[:, 1] <= next_row)]
     if len(between):
         offset, spans, flows, memory, metadata = between[0].tolist()
         return offset, spans, flows, memory, metadata
-    first_pid = next(pid for pid, code in pid_code.items() if code == pids[0])
-    if any(name == "process_name" and pid == first_pid for name, pid, _, _ in c.metadata):
+    pid_texts = list(pid_code)
+    named = {pid for name, pid, _, _ in c.metadata if name == "process_name"}
+    if pid_texts[pids[0]] in named or pid_texts[pids[others[0]]] not in named:
         return None
     # no seam to be seen: flows and metadata cannot be told apart by place, and stay
     return c.bytes, next_row, len(c.flow_ts), len(c.memory_ts), len(c.metadata)

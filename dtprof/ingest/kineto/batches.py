@@ -7,6 +7,7 @@ Only what is clean goes this way: JSON by the book, plain numbers in range, no b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ import numpy as np
 from dtprof.ingest.kineto import damage as kinds
 from dtprof.ingest.kineto.collected import COMM_TEXT, DENSE, FLOAT, MEMORY, TEXT, Rows, metadata_of
 from dtprof.ingest.kineto.columns import BY_NAME, SLOTS, Clean, Columns, Unclean
-from dtprof.ingest.kineto.lenient import flow_number, read_decimal, read_text
+from dtprof.ingest.kineto.lenient import flow_number, read_decimal, read_double, read_text
 from dtprof.ingest.kineto.raw import Ints
 from dtprof.ingest.kineto.texts import decode
 from dtprof.schema import MISSING
@@ -26,6 +27,8 @@ _PLAIN = np.zeros(256, bool)
 _PLAIN[np.frombuffer(b"0123456789,.-", np.uint8)] = True
 _DIGIT = np.zeros(256, bool)
 _DIGIT[np.frombuffer(b"0123456789", np.uint8)] = True
+_FLOW = np.full(256, -1, np.int8)
+_FLOW[np.frombuffer(b"stf", np.uint8)] = range(3)
 _TEN = 10 ** np.arange(4, dtype=np.int64)
 MAX = 2**63 - 1
 
@@ -37,7 +40,7 @@ def decode_batch(body: bytes) -> list[Clean]:
         events = _events.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unclean from error
-    if body.count(b'"ph"') != len(events) or body.count(b'"ts"') > len(events):
+    if body.count(b'"ts"') > len(events):
         raise Unclean  # perhaps two events run together
     return events
 
@@ -53,7 +56,7 @@ def numbers(tokens: Sequence[Any], scale: int) -> Ints:
     ends = np.flatnonzero(seen == 0x2C)
     if not _PLAIN[seen].all() or len(ends) != len(tokens):
         raise Unclean
-    digits = np.diff(ends, prepend=-1) - 1
+    digits = ends - np.concatenate(([-1], ends[:-1])) - 1
     decimals = np.zeros(len(tokens), np.int64)
     dots, minus = np.flatnonzero(seen == 0x2E), np.flatnonzero(seen == 0x2D)
     if len(dots):
@@ -99,11 +102,12 @@ def times(tokens: Sequence[Any], low: int, high: int) -> Ints:
 
 def keep_batch(columns: Columns, events: list[Clean], body: bytes) -> None:
     """Add clean events; raises Unclean, with nothing added, where they are not."""
-    phases = {e.ph for e in events}
-    if phases & {"B", "E", ""}:
+    phases = "".join([e.ph for e in events])
+    if len(phases) != len(events) or not phases.isascii() or "B" in phases or "E" in phases:
         raise Unclean
-    spans = [e for e in events if e.ph == "X"]
-    flows = [e for e in events if e.ph in ("s", "t", "f")] if phases & {"s", "t", "f"} else []
+    codes = np.frombuffer(phases.encode(), np.uint8)
+    is_span, is_flow = codes == ord("X"), _FLOW[codes] >= 0
+    spans, flows = list(compress(events, is_span.tolist())), list(compress(events, is_flow.tolist()))
     instants = [e for e in events if e.ph == "i" and e.name == "[memory]"] if "i" in phases else []
     c = columns.columns
     ts = times([e.ts for e in spans], -kinds.MAX_TIME, kinds.MAX_TIME)
@@ -117,12 +121,12 @@ def keep_batch(columns: Columns, events: list[Clean], body: bytes) -> None:
     columns.events_total += len(events)
     first_row, first_memory = c["ts"].count, c["memory_ts"].count
     # flows and spans share the table of tracks, which numbers them in file order
-    tracks = columns.tracks.codes([(e.pid, e.tid) for e in events if e.ph in ("X", "s", "t", "f")])
+    on_track = is_span | is_flow
+    tracks = columns.tracks.codes([(e.pid, e.tid) for e in compress(events, on_track.tolist())])
     if flows:
-        is_flow = np.array([e.ph != "X" for e in events if e.ph in ("X", "s", "t", "f")], bool)
-        c["flow_track"].extend(tracks[is_flow])
-        tracks = tracks[~is_flow]
-        c["flow_phase"].extend(np.array(["stf".index(e.ph) for e in flows], np.int8))
+        c["flow_track"].extend(tracks[is_flow[on_track]])
+        tracks = tracks[is_span[on_track]]
+        c["flow_phase"].extend(_FLOW[codes[is_flow]])
         c["flow_id"].extend(flow_id)
         c["flow_cat"].extend(columns.flow_cats.codes([e.cat for e in flows]))
         c["flow_ts"].extend(flow_ts)
@@ -157,16 +161,16 @@ class _Args:
     def __init__(self, columns: Columns, events: Sequence[Clean], memory: bool) -> None:
         self.columns = columns
         found: dict[int, tuple[list[int], list[Any]]] = {slot: ([], []) for slot in SLOTS}
-        wanted = {k: (kind, slot) for k, (kind, slot) in BY_NAME.items() if kind == DENSE or (kind == MEMORY) == memory}
-        comm_keys = {k: found[slot] for k, (_, slot) in wanted.items()}
-        keys = {k: found[slot] for k, (kind, slot) in wanted.items() if kind != COMM_TEXT}
+        read = {k: (kind, slot) for k, (kind, slot) in BY_NAME.items() if kind == DENSE or (kind == MEMORY) == memory}
+        comm_keys = {k: found[slot] for k, (_, slot) in read.items()}
+        keys = {k: found[slot] for k, (kind, slot) in read.items() if kind != COMM_TEXT}
         for row, event in enumerate(events):
-            mine = comm_keys if columns.comm_names[event.name] else keys
+            wanted = comm_keys if columns.comm_names[event.name] else keys
             for key, token in event.args.items():
-                if key in mine:
-                    rows, tokens = mine[key]
-                    rows.append(row)
-                    tokens.append(token)
+                mine = wanted.get(key)
+                if mine is not None:
+                    mine[0].append(row)
+                    mine[1].append(token)
         self.read = {slot: self._read(slot, rows, tokens) for slot, (rows, tokens) in found.items() if rows}
 
     def _read(self, slot: int, row_list: list[int], tokens: list[Any]) -> tuple[Rows, Any]:
@@ -182,10 +186,9 @@ class _Args:
                 return rows[some], [t for t in texts if t is not None]
             return rows, texts
         if kind == FLOAT:
-            try:
-                return rows, np.array([float(bytes(token)) for token in tokens])
-            except ValueError as error:
-                raise Unclean from error
+            if any(bytes(token)[:1] in b"ntf" for token in tokens):
+                raise Unclean  # null is no value
+            return rows, np.array([read_double(bytes(token)) for token in tokens])
         values = careful(tokens, 0)
         some = values != MISSING
         return (rows, values) if some.all() else (rows[some], values[some])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,7 +149,7 @@ def collected_from_c(out: Mapping[str, Any]) -> Collected:
         name=_coded(out["name"]),
         cat=_coded(out["cat"]),
         track=_array(out["track"], np.int32),
-        tracks=_texts(out["tracks"]),
+        tracks=_texts(out["tracks"], _decode_track),
         correlation=_array(out["correlation"], np.int64),
         external=_array(out["external"], np.int64),
         args=args,
@@ -197,13 +197,18 @@ def _coded(column: tuple[Any, tuple[bytes, Any]]) -> tuple[Rows, Texts]:
     return _array(column[0], np.int32), _texts(column[1])
 
 
-def _texts(table: tuple[bytes, Any]) -> Texts:
+def _texts(table: tuple[bytes, Any], read: Callable[[bytes, bool], tuple[str, bool]] = decode) -> Texts:
     text, entries = table[0], _array(table[1], _ENTRY)
     ends = (entries["start"] + entries["length"]).tolist()
     found = Texts()
     for code, (start, end, flags) in enumerate(zip(entries["start"].tolist(), ends, entries["flags"].tolist(), strict=True)):
-        value, repaired = decode(text[start:end], bool(flags & 1))
+        value, repaired = read(text[start:end], bool(flags & 1))
         found.values.append(value)
         if repaired:
             found.repaired[code] = int(entries["first"][code])
     return found
+
+
+def _decode_track(joined: bytes, is_json: bool) -> tuple[str, bool]:
+    (pid, bad_pid), (tid, bad_tid) = (decode(part) for part in joined.split(b"\0", 1))
+    return f"{pid}\0{tid}", bad_pid or bad_tid

@@ -174,9 +174,11 @@ class Columns:
     def keep(self, event: Event, data: bytes, start: int, end: int, base: int) -> None:
         """The event in ``data[start:end]``; ``base`` is the file offset of ``data``."""
         self.events_total += 1
-        values = _read_args(event, data)
         memory = event.ph == "i" and _is_memory(event.texts.get("name"))
+        values = _read_args(event, data, memory) if memory or event.ph in ("X", "B", "E") else {}
         timed = event.ph in ("X", "B", "E", "s", "t", "f") or memory
+        if not timed:
+            event.flaws.discard(kinds.NUMBER)
         if timed and (event.ts == MISSING or abs(event.ts) > kinds.MAX_TIME):
             event.flaws.add(kinds.TIME)
         if event.ph == "X" and (event.dur == MISSING or event.dur > kinds.MAX_DURATION):
@@ -195,7 +197,7 @@ class Columns:
         elif event.ph in ("s", "t", "f"):
             self._keep_flow(event, base, base + start)
         elif memory:
-            self._keep_args(values, self.columns["memory_ts"].count, -1, True, base)
+            self._keep_args(values, self.columns["memory_ts"].count, -1, base)
             self.columns["memory_ts"].append(event.ts)
         elif event.ph == "M":
             self.metadata.append(metadata_of(data[start:end]))
@@ -222,7 +224,7 @@ class Columns:
         c["dur"].append(event.dur if event.ph == "X" else -2)
         c["correlation"].append(values.get(0, MISSING))
         c["external"].append(values.get(1, MISSING))
-        self._keep_args(values, row, name, False, base)
+        self._keep_args(values, row, name, base)
         c["ts"].append(event.ts)
         if event.ph == "B":
             self.open.setdefault(track, []).append((row, event.ts, name))
@@ -248,7 +250,7 @@ class Columns:
         for slot, column in enumerate(("correlation", "external")):
             if slot in values:
                 self.late[column][row] = values[slot]
-        self._keep_args(values, row, code, False, base)
+        self._keep_args(values, row, code, base)
 
     def _keep_flow(self, event: Event, base: int, offset: int) -> None:
         number = flow_number(event.texts.get("id"))
@@ -262,10 +264,10 @@ class Columns:
         c["flow_cat"].append(self.flow_cats.code(event.texts.get("cat"), base))
         c["flow_ts"].append(event.ts)
 
-    def _keep_args(self, values: dict[int, Any], row: int, name: int, memory: bool, base: int) -> None:
+    def _keep_args(self, values: dict[int, Any], row: int, name: int, base: int) -> None:
         for slot in sorted(values):
             kind = SLOTS[slot][1]
-            if kind == DENSE or (kind == MEMORY) != memory:
+            if kind == DENSE:
                 continue
             if kind == COMM_TEXT and not (name >= 0 and self.comm_names[self.names.texts.values[name]]):
                 continue
@@ -310,13 +312,13 @@ def _is_memory(name: Text | None) -> bool:
     return name is not None and not name.is_json and name.raw == b"[memory]"
 
 
-def _read_args(event: Event, data: bytes) -> dict[int, Any]:
+def _read_args(event: Event, data: bytes, memory: bool) -> dict[int, Any]:
     """Values by slot: Text, float or int; numbers out of range become flaws of the event."""
     values: dict[int, Any] = {}
     for key, start, end in event.args:
-        if key not in KINDS:
+        kind, slot = KINDS.get(key, (-1, -1))
+        if kind < 0 or (kind == MEMORY) != memory:
             continue
-        kind, slot = KINDS[key]
         value: Any
         if kind in (TEXT, COMM_TEXT):
             value = read_text(data, start, end)

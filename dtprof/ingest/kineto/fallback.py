@@ -15,8 +15,8 @@ from dtprof.ingest.kineto.lenient import Bad, More, read_event, space, string_en
 from dtprof.ingest.kineto.texts import decode
 
 AT_START, IN_HEADER, IN_EVENTS, RESYNC, AFTER_END = range(5)
-BATCH_BYTES = 2**20
-MAX_PIECE = 64 * 2**20
+BATCH_BYTES = 2 * 2**20
+MAX_PIECE = 32 * 2**20
 SMALL_BATCH = 4096
 _EVENT_KEYS = rb'"(?:ph|name|cat|ts|dur|pid|tid|args|id|bp|s|tts|cname)"'
 _OPENS_EVENT = re.compile(rb"\{[ \n\r\t]*+" + _EVENT_KEYS + rb"[ \n\r\t]*+:")
@@ -34,19 +34,19 @@ _NEXT_EVENT = re.compile(rb",[ \n\r\t]*+(?=" + _OPENS_EVENT.pattern + rb")")
 class PythonScanner:
     """Feed it the text in chunks; ``finish`` hands over what was collected."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
         self.columns = Columns()
         self.data = b""
         self.base = 0
         self.waiting: list[bytes] = []
         self.waiting_bytes = 0
-        self.wanted = BATCH_BYTES
+        self.run_bytes = self.wanted = batch_bytes  # text to wait for
         self.state = AT_START
         self.bare = self.need_comma = self.resyncing = self.any_event = self.ends_inside = False
         self.arrays = 0
         self.last_byte = b""
         self.single_until = 0
-        self.batch_bytes = BATCH_BYTES
+        self.batch_bytes = 2 * BATCH_BYTES
 
     def feed(self, chunk: bytes) -> None:
         """The next bytes of the text."""
@@ -75,13 +75,14 @@ class PythonScanner:
             except More:
                 if not final and len(self.data) - p <= MAX_PIECE:
                     break
+                p = space(self.data, p)
                 if not self.ends_inside:
                     self.columns.note(kinds.TRUNCATED if final else kinds.BROKEN, self.base + p)
                 self.ends_inside = final
                 self.columns.note_break(self.base + p)
                 self.state = RESYNC
                 p += 1
-        self.wanted = max(BATCH_BYTES, len(self.data) if p == 0 else 0)
+        self.wanted = max(self.run_bytes, len(self.data) if p == 0 else 0)
         self.base += p
         self.data = self.data[p:]
 
@@ -235,7 +236,7 @@ class PythonScanner:
                     self.single_until = stop
                     self.batch_bytes = SMALL_BATCH
                 continue
-            self.batch_bytes = min(2 * self.batch_bytes, BATCH_BYTES)
+            self.batch_bytes = min(2 * self.batch_bytes, 2 * BATCH_BYTES)
             self.need_comma = self.any_event = True
             p = stop
         return p

@@ -126,11 +126,11 @@ def value_end(data: bytes, p: int, flaws: set[int]) -> int:
             return p
 
 
-def _key(data: bytes, p: int) -> int:
-    """Past a key and its colon, to the value."""
+def _key(data: bytes, p: int, nested: bool = True) -> int:
+    """Past a key and its colon, to the value. No value has a key "ph": there it means a swallowed event."""
     if p >= len(data):
         raise More
-    if data[p] != 0x22:
+    if data[p] != 0x22 or (nested and data.startswith(b'"ph"', p)):
         raise Bad
     return space(data, expect(data, space(data, string_end(data, p)), 0x3A))
 
@@ -208,7 +208,7 @@ def members(data: bytes, p: int, flaws: set[int]) -> tuple[list[tuple[bytes, int
     if data[p : p + 1] == b"}":
         return found, p + 1
     while True:
-        value = _key(data, p)
+        value = _key(data, p, nested=False)
         key = _STRING.match(data, p)
         end = value_end(data, value, flaws)
         found.append((key[0][1:-1] if key else b"", value, end))
@@ -228,17 +228,15 @@ def read_event(data: bytes, p: int) -> tuple[Event, int]:
     found, stop = members(data, p, event.flaws)
     for key, value, end in found:
         if key == b"ph":
-            if event.has_ph:
-                event.flaws.add(TWICE)
             event.has_ph = True
             event.ph = chr(data[value + 1]) if data[value] == 0x22 and end - value == 3 else "?"
         elif key == b"ts":
             if event.has_ts:
                 event.flaws.add(TWICE)
             event.has_ts = True
-            event.ts = read_decimal(data, value, end, 3, event.flaws)
+            event.ts = read_decimal(data, value, end, 3, set())
         elif key == b"dur":
-            event.dur = read_decimal(data, value, end, 3, event.flaws)
+            event.dur = read_decimal(data, value, end, 3, set())
         elif key in (b"name", b"cat", b"id"):
             _set_text(event, key.decode(), read_text(data, value, end))
         elif key in (b"pid", b"tid"):
@@ -246,7 +244,7 @@ def read_event(data: bytes, p: int) -> tuple[Event, int]:
             whole = Text(data[value:end], False, value)
             _set_text(event, key.decode(), whole if found_text and found_text.is_json else found_text)
         elif key == b"args" and data[value] == 0x7B:
-            event.args += members(data, value, set())[0]
+            event.args = members(data, value, set())[0]
     return event, stop
 
 
