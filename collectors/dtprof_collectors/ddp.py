@@ -158,10 +158,11 @@ class DdpCollector:
 
 
 def find_models() -> list[Any]:
-    """Live DistributedDataParallel objects, subclasses included, without touching any; [] where torch has none loaded."""
+    """Live DistributedDataParallel objects, subclasses included, without touching any; [] before there is a process group."""
     module = sys.modules.get("torch.nn.parallel.distributed")
     base = getattr(module, "DistributedDataParallel", None)
-    if base is None:
+    dist = sys.modules.get("torch.distributed")
+    if base is None or dist is None or not dist.is_available() or not dist.is_initialized():
         return []
     classes, todo = [], [base]
     while todo:

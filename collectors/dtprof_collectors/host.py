@@ -6,6 +6,7 @@ Raw file
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -34,15 +35,17 @@ _COUNTERS = (
     ("involuntary", "involuntary_switches", "switches"),
     ("major_faults", "major_faults", "faults"),
     ("gc_ns", "gc_time", "ns"),
-    ("load_1m", "load_1m", "processes"),
+    ("run_delay_ns", "run_delay", "ns"),
 )
+_SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class HostLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One step. All but ``ts`` (Unix ns), ``pauses`` and ``load_1m`` are differences over the step.
 
-    Context switches and CPU time ``thread_cpu_ns`` are the training thread's. ``pauses`` are garbage collections of at
-    least 0.1 ms: (start in Unix ns, ns, generation). ``load_1m`` is read at most once a second.
+    Context switches, CPU time ``thread_cpu_ns`` and ``run_delay_ns`` are the training thread's; the last is the time in
+    which it could have run but had no core (Linux: /proc/thread-self/schedstat; null elsewhere). ``pauses`` are garbage
+    collections of at least 0.1 ms: (start in Unix ns, ns, generation). ``load_1m`` is read at most once a second.
     """
 
     step: int
@@ -54,6 +57,7 @@ class HostLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     major_faults: int
     gc_ns: int
     gc_count: int
+    run_delay_ns: int | None = None
     pauses: list[tuple[int, int, int]] = []
     load_1m: float | None = None
 
@@ -68,12 +72,18 @@ class HostCollector:
         self._gc_began = self._gc_ns = self._gc_count = 0
         self._load_at = 0.0
         self._lines: Appender | None = None
+        self._schedstat: int | None = None
 
     def start(self, context: Context) -> None:
         """Open the file, listen to the garbage collector."""
         self._status = context.status
         self._lines = Appender(context.folder / FILE)
+        with contextlib.suppress(OSError):
+            self._schedstat = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+        if self._schedstat is None:
+            context.status.miss("how long the training thread waits for a core: this system does not tell")
         self._before = self._counters()
+        self._delay = self._run_delay()
         gc.callbacks.append(self._on_gc)
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
@@ -102,6 +112,11 @@ class HostCollector:
             "gc_count": self._gc_count,
         }
 
+    def _run_delay(self) -> int | None:
+        if self._schedstat is None:
+            return None
+        return int(os.pread(self._schedstat, 64, 0).split()[1])
+
     def on_step(self, step: int) -> None:
         """Write what the step used."""
         if self._lines is None:
@@ -109,6 +124,10 @@ class HostCollector:
         now = self._counters()
         used: dict[str, Any] = {key: now[key] - self._before[key] for key in now}
         line = HostLine(step=step, ts=epoch_ns(), **used)
+        delay = self._run_delay()
+        if delay is not None and self._delay is not None:
+            line.run_delay_ns = delay - self._delay
+        self._delay = delay
         if self._pauses:
             line.pauses = list(self._pauses)
             self._pauses.clear()
@@ -122,23 +141,29 @@ class HostCollector:
         """Close the file, leave the garbage collector alone."""
         if self._on_gc in gc.callbacks:
             gc.callbacks.remove(self._on_gc)
+        fd, self._schedstat = self._schedstat, None
+        if fd is not None:
+            os.close(fd)
         lines, self._lines = self._lines, None
         if lines is not None:
             lines.close()
 
     def tables(self, folder: Path) -> Mapping[str, Table]:
-        """``samples``: one reading per counter and step at the step's end, and one ``gc_pause`` per pause at its start."""
+        """``metrics``: what each step used; ``samples``: the load, and one ``gc_pause`` per pause at its start."""
         lines, bad = read_lines(folder / FILE, HostLine)
         samples: list[dict[str, Any]] = []
+        metrics: list[dict[str, Any]] = []
         for line in lines:
             for ts, pause, _generation in line.pauses:
                 samples.append({"ts": ts, "metric": "gc_pause", "value": float(pause), "unit": "ns", "device": -1})
+            if line.load_1m is not None:
+                samples.append({"ts": line.ts, "metric": "load_1m", "value": line.load_1m, "unit": "processes", "device": -1})
             for field, metric, unit in _COUNTERS:
                 value = getattr(line, field)
                 if value is not None:
-                    samples.append({"ts": line.ts, "metric": metric, "value": float(value), "unit": unit, "device": -1})
+                    metrics.append({"step": line.step, "metric": metric, "value": float(value), "unit": unit})
         samples.sort(key=lambda s: s["ts"])
-        tables = {"samples": Table.from_rows("samples", samples)}
+        tables = {"samples": Table.from_rows("samples", samples), "metrics": Table.from_rows("metrics", metrics)}
         if bad:
             tables["quality"] = quality_rows([(FILE, "torn lines", bad, "those readings are missing")])
         return tables

@@ -92,6 +92,7 @@ class Session:
     def _start(self) -> None:
         self._started_ns = epoch_ns()
         self._thread = threading.get_ident()
+        marks.look_for_listeners()
         self._idle_before = marks.idle_calls
         self._who = identify()
         key = run_key()

@@ -8,11 +8,13 @@ While torch.profiler records, the range is a ``record_function`` whose name carr
 ``dtprof.ranges``. Where ``nvtx`` is installed and a tool is attached (it sets NVTX_INJECTION64_PATH or
 NSYS_PROFILING_SESSION_ID; DTPROF_NVTX=1 forces it), the range is in the NVTX domain ``dtprof``, its category the phase
 (or the name), its payload the step, micro-batch or bucket, whichever is given first in that order.
-Objects are cached by name and tags, may be kept and used again, nested, and shared between threads.
+Objects are cached by name and tags, may be kept and used again, nested, and shared between threads. In code that
+torch.compile compiles a range is nothing, and breaks no graph.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -33,6 +35,8 @@ _open = threading.local()
 _torch: Any = None
 _domain: Any = None
 _domain_sought = False
+_compiling: Callable[[], bool] = bool
+_NOTHING = contextlib.nullcontext()
 _guard = Guard()
 idle_calls = 0
 
@@ -49,6 +53,8 @@ def annotate(
     expert: int | None = None,
 ) -> Annotation:
     """A range, as context manager or decorator; phases are named in ``dtprof.schema.PHASES``."""
+    if _compiling():
+        return _NOTHING  # type: ignore[return-value]  # torch.compile knows nullcontext, and an Annotation it does not
     key: Any = (name, step, phase, microbatch, stage, layer, bucket, expert)
     found = _cache.get(key)
     if found is None:
@@ -84,7 +90,7 @@ class Annotation:
 
     def _listen(self) -> None:
         global idle_calls
-        _look_for_listeners()
+        look_for_listeners()
         if _domain is None and (_torch is None or not _torch._is_profiler_enabled):
             idle_calls += 1
         elif not _guard.is_off("annotate"):
@@ -135,11 +141,13 @@ def _nvtx_attributes(name: str, tags: dict[str, Any]) -> Any:
     return _domain.get_event_attributes(message=message, category=tags["phase"] or name, payload=payload)
 
 
-def _look_for_listeners() -> None:
-    global _torch, _domain, _domain_sought
+def look_for_listeners() -> None:
+    """Find torch's profiler and compiler where torch is loaded by now, and NVTX where a tool is attached."""
+    global _torch, _domain, _domain_sought, _compiling
     profiler = sys.modules.get("torch.autograd.profiler")
     if hasattr(profiler, "_is_profiler_enabled") and hasattr(profiler, "record_function"):
         _torch = profiler
+        _compiling = getattr(sys.modules.get("torch.compiler"), "is_compiling", bool)
     if not _domain_sought:
         _domain_sought = True
         _domain = _nvtx_domain()

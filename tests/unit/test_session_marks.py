@@ -58,7 +58,14 @@ class Nvtx(types.ModuleType):
 def fresh(monkeypatch):
     for name in ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "DTPROF_NVTX"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in (("_torch", None), ("_domain", None), ("_domain_sought", False), ("_guard", Guard()), ("idle_calls", 0)):
+    for name, value in (
+        ("_torch", None),
+        ("_domain", None),
+        ("_domain_sought", False),
+        ("_guard", Guard()),
+        ("idle_calls", 0),
+        ("_compiling", bool),
+    ):
         monkeypatch.setattr(marks, name, value)
     monkeypatch.setattr(marks, "_cache", {})
     monkeypatch.delitem(sys.modules, "torch.autograd.profiler", raising=False)

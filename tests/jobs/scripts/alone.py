@@ -1,6 +1,6 @@
 """One process without a process group: threads, forks, and profilers of the job's own.
 
-usage: alone.py OUT SCENARIO
+usage: alone.py OUT SCENARIO…    each writes the run OUT/SCENARIO
 """
 
 import atexit
@@ -153,6 +153,21 @@ def forked_exit(out):
         loop(prof, 3)
 
 
+def compiled(out):
+    @torch.compile(backend="eager", fullgraph=True)
+    def forward(x):
+        with dtprof.annotate("inner", microbatch=1):
+            return model(x).sum()
+
+    with dtprof.profile(out, capture="2:4") as prof:
+        for _ in range(6):
+            forward(torch.ones(4, 32)).backward()
+            prof.step()
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    globals()[sys.argv[2]](Path(sys.argv[1]))
+    for scenario in sys.argv[2:]:
+        globals()[scenario](Path(sys.argv[1]) / scenario)
