@@ -43,7 +43,7 @@ class Loop:
     def __init__(self):
         torch.manual_seed(0)
         self.model = GPT(1024, 6, 192, 4, 64)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
         self.data = SyntheticTokens(1024, 4, 64, seed=0, rank=0)
 
     def plain(self, k):

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ddp = DistributedDataParallel(model, find_unused_parameters=args.find_unused_parameters, **bucket)
         if args.mark_buckets:
             ddp.register_comm_hook(dist.group.WORLD, marked_all_reduce)
-        optimizer = torch.optim.AdamW(ddp.parameters(), lr=3e-4)
+        optimizer = torch.optim.AdamW(ddp.parameters(), lr=3e-4, fused=True)
         data = SyntheticTokens(args.vocabulary, args.batch, args.seq, seed=args.seed, rank=me.rank)
 
         def step(k: int) -> Tensor:
