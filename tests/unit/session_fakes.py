@@ -24,9 +24,9 @@ class Remembers:
 class Raises(Remembers):
     name = "raises"
 
-    def __init__(self, hook, error=RuntimeError("planted")):
+    def __init__(self, hook, error=None):
         super().__init__()
-        self.hook, self.error = hook, error
+        self.hook, self.error = hook, error or RuntimeError("planted")
 
     def _maybe(self, hook):
         if hook == self.hook:

@@ -38,7 +38,7 @@ def test_a_full_ring_keeps_the_newest(tmp_path):
     rows, bad = read_lines(path)
     assert bad == 0
     assert [r["n"] for r in rows] == list(range(rows[0]["n"], 1000))
-    assert 0 < rows[0]["n"]
+    assert rows[0]["n"] > 0
     assert len(rows) > 100
     assert path.stat().st_size + older(path).stat().st_size <= 4000
     assert lines.rotations > 1

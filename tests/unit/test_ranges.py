@@ -10,7 +10,9 @@ tags = st.fixed_dictionaries({}, optional={
 
 
 def test_tags_follow_the_name_in_a_fixed_order():
-    assert format_range("forward", {"layer": "blocks.0", "microbatch": 2, "bucket": None}) == "forward#microbatch=2#layer=blocks.0"
+    assert (
+        format_range("forward", {"layer": "blocks.0", "microbatch": 2, "bucket": None}) == "forward#microbatch=2#layer=blocks.0"
+    )
     assert parse_range("forward#microbatch=2#layer=blocks.0") == ("forward", {"microbatch": 2, "layer": "blocks.0"})
 
 
