@@ -1,7 +1,9 @@
 """Who is slow: own time of every rank in every step, compared like with like.
 
 Own time is the step without its exposed communication: what the rank itself needed, whoever waited for whom. In a
-synchronous job all steps are equally long and the slow rank is the one with most own time and least waiting.
+synchronous job all steps are equally long and the slow rank is the one with most own time and least waiting. On a CPU job
+the time in which the training thread could have run but had no core is taken out, where the host recorded it: a rank
+that other processes keep from running is not slow.
 """
 
 from __future__ import annotations
@@ -48,20 +50,22 @@ class Excess:
 class Straggler:
     """One rank that needs longer than its peers; times per step.
 
-    ``phase`` is where the excess lies (None: no phase holds most of it) and ``excess`` is measured there; ``by_key`` and
-    ``by_phase`` share it out against the median peer.
+    ``phase`` is where most of the excess lies (None: no phase holds most of it); ``excess`` is measured there if
+    ``measured_in_phase``, else over the whole step. ``by_key`` and ``by_phase`` share it out against the median peer.
     """
 
     part: int
     rank: int
     steps: tuple[int, ...]
     phase: str | None
+    measured_in_phase: bool
     excess: Excess
     by_key: dict[str, int]
     by_phase: dict[str, int]
     operators: int
     peer_operators: int
     gc_ns: int | None
+    no_core_ns: int | None
 
     @property
     def main_key(self) -> str:
@@ -94,8 +98,11 @@ def analyse(study: Lens) -> StragglerResult:
     if len(common) < _LEAST_STEPS:
         return StragglerResult((), len(common), f"{len(common)} complete steps on all ranks; {_LEAST_STEPS} are needed")
     own = np.array([[_own(mine[p.part][s]) for s in common] for p in parts], np.float64)
+    delays = None if accounting.on_device else _delays(study.run, parts, common)
     by_phase = _phase_matrices(study, parts, common)
-    found = [s for i in range(len(parts)) if (s := _straggler(study, parts, mine, common, own, by_phase, i)) is not None]
+    found = [
+        s for i in range(len(parts)) if (s := _straggler(study, parts, mine, common, own, delays, by_phase, i)) is not None
+    ]
     return StragglerResult(tuple(sorted(found, key=lambda s: -s.excess.cost)), len(common), "")
 
 
@@ -125,25 +132,34 @@ def excess_of(times: Floats, i: int, least: float) -> Excess | None:
     return Excess(round(centre), round(limits[0]), round(limits[1]), round(location(cost)), int(np.sum(cost > 0)))
 
 
+def narrower(a: Excess | None, b: Excess | None) -> Excess | None:
+    """The better known of two measurements of one excess."""
+    found = [e for e in (a, b) if e is not None]
+    return min(found, key=lambda e: e.high - e.low) if found else None
+
+
 def _straggler(
     study: Lens,
     parts: list[PartAccount],
     mine: dict[int, dict[int, StepAccount]],
     common: list[int],
     own: Floats,
+    delays: Floats | None,
     by_phase: dict[str, Floats],
     i: int,
 ) -> Straggler | None:
     share = _SHARE_MANY if len(common) >= _MANY_STEPS else _SHARE_FEW
     least = max(_LEAST_NS, share * float(np.median(np.delete(own, i, axis=0))))
-    whole = excess_of(own, i, least)
-    phases = {name: e for name, times in by_phase.items() if (e := excess_of(times, i, least)) is not None}
-    main = max(phases, key=lambda n: phases[n].centre) if phases else None
-    if main is not None and (whole is None or phases[main].centre >= _MAIN_PHASE * whole.centre):
-        excess = phases[main]
-    elif whole is not None:
-        excess, main = whole, None
-    else:
+    no_core = None if delays is None else round(location(delays[i] - np.median(np.delete(delays, i, axis=0), axis=0)))
+    whole = excess_of(own if delays is None else np.maximum(own - delays, 0), i, least)
+    by = {n: round(location(t[i] - np.median(np.delete(t, i, axis=0), axis=0))) for n, t in by_phase.items()}
+    raw = location(own[i] - np.median(np.delete(own, i, axis=0), axis=0))
+    phase = max(by, key=lambda n: by[n]) if by else None
+    if phase is not None and (by[phase] < least or by[phase] < _MAIN_PHASE * raw):
+        phase = None
+    inside = excess_of(by_phase[phase], i, least + max(no_core or 0, 0)) if phase is not None else None
+    excess = narrower(whole, inside)
+    if excess is None:
         return None
     part = parts[i]
     peers = [p for p in parts if p.part != part.part]
@@ -152,14 +168,29 @@ def _straggler(
         part=part.part,
         rank=part.rank if part.rank is not None else -1,
         steps=tuple(common),
-        phase=main,
+        phase=phase,
+        measured_in_phase=excess is inside,
         excess=excess,
         by_key={k: _gap(mine, part, peers, common, k) for k in OWN_KEYS},
-        by_phase={n: round(location(t[i] - np.median(np.delete(t, i, axis=0), axis=0))) for n, t in by_phase.items()},
+        by_phase=by,
         operators=operators[part.part],
         peer_operators=int(np.median([operators[p.part] for p in peers])),
         gc_ns=_gc(study.run, mine[part.part], part.part, common),
+        no_core_ns=no_core,
     )
+
+
+def _delays(run: Run, parts: list[PartAccount], common: list[int]) -> Floats | None:
+    """Time without a core (parts x steps, ns); None where any part or step lacks it."""
+    rows = []
+    for part in parts:
+        table = run.table("metrics", part.part)
+        mine = table.is_("metric", "run_delay")
+        of = dict(zip(table["step"][mine].tolist(), table["value"][mine].tolist(), strict=True))
+        if not all(s in of for s in common):
+            return None
+        rows.append([of[s] for s in common])
+    return np.array(rows, np.float64)
 
 
 def _gap(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from dtprof.advise import findings, verdict
-from dtprof.analyse import study_of
 
 import dtprof
+from dtprof.advise import findings, verdict
+from dtprof.analyse import study_of
 
 DDP = ["-m", "dtprof_sample_jobs.ddp", "--steps", "30", "--capture", "5:25"]
 

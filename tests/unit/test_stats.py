@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from dtprof.stats import bounds, depth, location, walsh
 
 

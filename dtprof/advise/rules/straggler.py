@@ -54,16 +54,17 @@ class HostRank(ComputeRank):
 def _finding(rule: str, study: Lens, s: Straggler, steps: int) -> Finding:
     accounting: AccountingResult = study.result("accounting")
     whole = step_ns(accounting)
-    where = _PHASE_WORDS.get(s.phase or "", s.phase or "step")
+    phase = _PHASE_WORDS.get(s.phase or "", s.phase or "")
+    where, most = (phase, "") if s.measured_in_phase else ("step", f", most of it in the {phase}" if phase else "")
     cause, reason = _cause(s)
     others = sorted({p.rank for p in accounting.parts if p.rank is not None and p.rank != s.rank})
     peers = named("rank", others) if len(others) == 1 else "the other ranks"
-    longer = f"{time(s.excess.centre)} longer than {peers}, in {s.excess.slowest_in} of {steps} steps"
+    longer = f"{time(s.excess.centre)} longer than {peers}{most}, in {s.excess.slowest_in} of {steps} steps"
     does = f"computes its {where}" if rule == ComputeRank.id else f"takes for its {where}"
     return Finding(
         rule=rule,
         severity=severity_of(s.excess.cost / whole),
-        title=f"Rank {s.rank} needs {time(s.excess.centre)} longer for its {where} than {peers}",
+        title=f"Rank {s.rank} needs {time(s.excess.centre)} longer for its {where} than {peers}{most}",
         ranks=(s.rank,),
         steps=s.steps,
         seconds_per_step=s.excess.cost / 1e9,
@@ -88,7 +89,10 @@ def _evidence(study: Lens, s: Straggler, where: str, peers: str, steps: int, rea
         {s.part: tuple(rows.tolist())},
     )
     keys = [(k, v) for k, v in sorted(s.by_key.items(), key=lambda i: -abs(i[1])) if abs(v) * 20 > s.excess.centre]
-    yield Evidence("Over the whole step: " + ", ".join(f"{_KEY_WORDS[k]} {_signed(v)}" for k, v in keys) + ".")
+    lost = [f"{_KEY_WORDS[k]} {_signed(v)}" for k, v in keys]
+    if s.no_core_ns is not None:
+        lost.append(f"of that without a core {_signed(s.no_core_ns)}")
+    yield Evidence("Over the whole step: " + ", ".join(lost) + ".")
     if s.by_phase:
         phases = ", ".join(f"{_PHASE_WORDS.get(p, p)} {_signed(v)}" for p, v in s.by_phase.items())
         yield Evidence(f"By phase, without communication: {phases}.")

@@ -11,9 +11,10 @@ import logging
 import os
 import warnings
 
-import dtprof
 import numpy as np
 import pytest
+
+import dtprof
 from dtprof import intervals
 from dtprof.analyse import study_of
 from dtprof.analyse.covers import PartView

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dtprof
 import pytest
 
+import dtprof
 from tests.unit.kineto_maker import Trace, found, study, verdict
 
 WORLD2 = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2, "dtype": "Float"}
@@ -54,7 +54,8 @@ def test_an_early_small_send_is_neither_a_clock_nor_a_wait(tmp_path):
         collective(t, "allreduce", 100, 200 + 2 * rank, 0, 2)
         op, begin, end, key = ("send", 1000, 1020, "Dst Rank") if rank == 0 else ("recv", 5000, 5015, "Src Rank")
         t.run("ncclDevKernel_SendRecv", begin - 5, begin, end, stream=20,
-              **{"Collective name": op, key: 1 - rank, "In msg nelems": 1024, "Out msg nelems": 1024, "Seq": 1, **WORLD2})  # fmt: skip
+              **{"Collective name": op, key: 1 - rank, "In msg nelems": 1024, "Out msg nelems": 1024, "Seq": 1,
+                 **WORLD2})  # fmt: skip
         collective(t, "allreduce", 6000, 6100 + rank, 2, 2)
         t.write(tmp_path / f"rank{rank}.json")
     s = study(tmp_path)
@@ -183,10 +184,12 @@ def test_collectives_of_equal_order_but_other_groups_do_not_mix(tmp_path):
             (("reduce_scatter", shard, 100, 20), ("allreduce", replicate, 120, 23))
         ):
             t.run("ncclDevKernel_X", begin - 5, begin, begin + length, stream=20,
-                  **{"Collective name": op, "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float", "Seq": seq, "Group size": 2,
+                  **{"Collective name": op, "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float", "Seq": seq,
+                     "Group size": 2,
                      "Process Group Name": f"{rank}-{op}", "Process Group Ranks": str(members)})  # fmt: skip
         t.write(tmp_path / f"rank{rank}.json")
     operations = study(tmp_path).result("comm").operations
     assert sorted((o.op, o.group, o.n, o.n_present) for o in operations) == [
-        ("all_reduce", "0,2", 2, 2), ("all_reduce", "1,3", 2, 2), ("reduce_scatter", "0,1", 2, 2), ("reduce_scatter", "2,3", 2, 2),
+        ("all_reduce", "0,2", 2, 2), ("all_reduce", "1,3", 2, 2),
+        ("reduce_scatter", "0,1", 2, 2), ("reduce_scatter", "2,3", 2, 2),
     ]  # fmt: skip

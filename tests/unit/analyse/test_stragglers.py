@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dtprof.analyse.stragglers import excess_of
 
+from dtprof.analyse.stragglers import excess_of
 from tests.unit.kineto_maker import Trace, found, study, verdict
 
 MS = 1e6

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 
-import dtprof
 import numpy as np
 import pytest
+
+import dtprof
 from dtprof.advise import findings, verdict
 from dtprof.analyse import study_of
 from dtprof.analyse.results import ACCOUNTING

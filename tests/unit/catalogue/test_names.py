@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from dtprof.catalogue.collectives import busbw_factor, dtype_bytes, operation, size_bytes
 from dtprof.catalogue.kernels import kernel_class
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dtprof
 import pytest
 
+import dtprof
 from tests.unit.kineto_maker import Trace, study
 
 ARGS = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2, "dtype": "Float"}
@@ -22,11 +22,12 @@ def test_coalesced_kernels_take_op_and_bytes_from_the_records_inside(tmp_path):
         t.range("nccl:coalesced", 1000 * i, 1000 * i + 100)
         for k, elements in enumerate((1024, 2048, 4096)):
             t.op("record_param_comms", 1000 * i + 10 * k + 1, 1000 * i + 10 * k + 9,
-                 **{"Collective name": "_allgather_base", "In msg nelems": elements, "Out msg nelems": 2 * elements, **ARGS})  # fmt: skip
+                 **{"Collective name": "_allgather_base", "In msg nelems": elements, "Out msg nelems": 2 * elements,
+                    **ARGS})  # fmt: skip
         t.run("ncclDevKernel_AllGather_RING_LL(...)", 1000 * i + 50, 1000 * i + 60, 1000 * i + 90, stream=20)
         t.run("ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)", 1000 * i + 200, 1000 * i + 210, 1000 * i + 290, stream=20,
               **{"Collective name": "allreduce", "In msg nelems": 100, "Out msg nelems": 100, **ARGS})  # fmt: skip
-    rows, run = comm_rows(t.write(tmp_path / "rank0.json"))
+    rows, _ = comm_rows(t.write(tmp_path / "rank0.json"))
     gathers = [r for r in rows if r["op"] == "all_gather"]
     assert [r["bytes_in"] for r in gathers] == [4096, 8192, 16384] * 3
     assert len({r["event"] for r in rows}) == 6
@@ -105,7 +106,8 @@ def test_generic_kernel_names_say_nothing(tmp_path):
 def test_the_own_chunk_of_an_all_to_all_is_not_on_the_wire(tmp_path, split, group, wire, known):
     t = Trace(0, group)
     args = {"Collective name": "all_to_allv", "In msg nelems": 50, "Out msg nelems": 50, "dtype": "Float", "Group size": group,
-            "Process Group Name": "0", "Global rank start": 0, "Global rank stride": 1, "Rank": 0, "In split size": split}  # fmt: skip
+            "Process Group Name": "0", "Global rank start": 0, "Global rank stride": 1, "Rank": 0,
+            "In split size": split}  # fmt: skip
     t.run("ncclDevKernel_SendRecv(...)", 0, 10, 20, stream=20, **args)
     rows, _ = comm_rows(t.write(tmp_path / "rank0.json"))
     assert (rows[0]["op"], rows[0]["bytes_wire"], rows[0]["bytes_known"]) == ("all_to_all", wire, known)
@@ -139,9 +141,12 @@ def test_custom_collectives_are_recognised_by_the_record_around_their_launch(tmp
 
 @pytest.mark.parametrize(
     "name",
-    ["ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "ncclDevKernel_Generic", "void rcclGenericKernel<1>", "msccl_kernel",
-     "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>", "void vllm::cross_device_reduce_1stage<float>",
-     "deep_ep::internode::dispatch<true, 8>", "void nvshmem_alltoall", "void two_shot_all_reduce_kernel_inplace", "hcclAllReduce"],
+    ["ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "ncclDevKernel_Generic", "void rcclGenericKernel<1>",
+     "msccl_kernel",
+     "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>",
+     "void vllm::cross_device_reduce_1stage<float>",
+     "deep_ep::internode::dispatch<true, 8>", "void nvshmem_alltoall", "void two_shot_all_reduce_kernel_inplace",
+     "hcclAllReduce"],
 )  # fmt: skip
 def test_communication_kernels_old_and_new(tmp_path, name):
     t = Trace(0, 2)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-import dtprof
 import pytest
-from dtprof.errors import InputError
 
+import dtprof
+from dtprof.errors import InputError
 from tests.unit.kineto_maker import Trace, quality, study, verdict
 
 
