@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ from dtprof.errors import InputError
 from dtprof.jsonl import Appender
 from dtprof.protocols import Collector, Context, Status
 from dtprof.run import Manifest, Part
+from dtprof.schema import STEP_KINDS
 from dtprof.session import marks
 from dtprof.session.folder import PartFolder, to_plain
 from dtprof.session.guard import Guard, from_signal_handler
@@ -93,6 +94,7 @@ class Session:
         self._started_ns = epoch_ns()
         self._thread = threading.get_ident()
         marks.look_for_listeners()
+        self._idle_price = marks.idle_price_ns()
         self._idle_before = marks.idle_calls
         self._who = identify()
         key = run_key()
@@ -212,10 +214,12 @@ class Session:
             "host_ts": self._began + OFFSET_NS,
             "host_dur": duration,
             "captured": traced and self.capture[0] <= step < self.capture[1],
-            "kind": kind or ("warm-up" if step == self._first else "train"),
+            "kind": self._kind(kind, step),
             "own_ns": time.perf_counter_ns() - entered,
         }
-        row.update({k: v for k, v in (("tokens", tokens), ("samples", samples), ("loss", self._number(loss))) if v is not None})
+        for key, value, make in (("tokens", tokens, int), ("samples", samples, int), ("loss", loss, float)):
+            if value is not None and not self.guard.is_off(key):
+                self.guard.call(key, "read", step, self._add, row, key, value, make)
         if self._lines is not None and not self.guard.is_off("steps"):
             self.guard.call("steps", "write", step, self._lines.add, row)
         if len(self.guard.failures) != self._written_failures or any(s.changed for _, _, s in self._collectors):
@@ -240,21 +244,28 @@ class Session:
         """After the first step the process group and the device exist: correct what was only read from the environment."""
         before, self._who = self._who, identify()
         if before is not None and before.rank != self._who.rank:
-            self._notes.append(
-                f"rank {self._who.rank} from torch.distributed; at the start it was {before.rank} ({before.rank_from})"
-            )
+            self._note(f"rank {self._who.rank} from torch.distributed; at the start it was {before.rank} ({before.rank_from})")
         self._describe()
 
-    def _number(self, loss: Any) -> float | None:
-        if loss is None or isinstance(loss, (int, float)):
-            return loss
-        device = getattr(loss, "device", None)
-        if device is not None and device.type != "cpu":
-            note = "loss lies on a device and was not read; pass loss.item() if the wait is acceptable"
-            if note not in self._notes:
-                self._notes.append(note)
-            return None
-        return float(loss.detach().item() if hasattr(loss, "detach") else loss)
+    def _add(self, row: dict[str, Any], key: str, value: Any, make: Callable[[Any], float]) -> None:
+        """Put a number that the job gave into the row; one on a device is left alone."""
+        device = getattr(value, "device", None)
+        if getattr(device, "type", "cpu") != "cpu":
+            self._note(f"{key} lies on a device and was not read; pass {key}.item() if the wait is acceptable")
+            return
+        row[key] = make(value.detach() if hasattr(value, "detach") else value)
+
+    def _kind(self, kind: str | None, step: int) -> str:
+        if kind is None:
+            return "warm-up" if step == self._first else "train"
+        if kind not in STEP_KINDS:
+            self._note(f"kind={kind!r} is none of {', '.join(STEP_KINDS)}; taken as train")
+            return "train"
+        return kind
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
 
     # -- description
 
@@ -270,7 +281,8 @@ class Session:
         who, folder = self._who, self._folder
         if who is None or folder is None:
             return
-        own_cost = self._meter.result(marks.idle_calls - self._idle_before, self._step - self._first)
+        idle_per_step = (marks.idle_calls - self._idle_before) / max(self._step - self._first, 1)
+        own_cost = self._meter.result(idle_per_step, self._idle_price)
         states = [self._state_of(name, status) for name, _, status in self._collectors]
         made = {name for name, _, _ in self._collectors}
         states += [{"name": f["name"], "state": "off", "failure": f} for f in self.guard.failures if f["name"] not in made]

@@ -234,6 +234,34 @@ def test_a_loss_on_a_device_is_not_read(tmp_path):
     assert len([n for n in part(tmp_path / "part00000").extra["notes"] if "device" in n]) == 1
 
 
+def test_what_a_job_gives_is_taken_as_numbers_or_noted(tmp_path):
+    class Tensor:
+        def __init__(self, value):
+            self.value, self.device = value, type("Device", (), {"type": "cpu"})()
+
+        def detach(self):
+            return self
+
+        def __float__(self):
+            return float(self.value)
+
+        def __int__(self):
+            return int(self.value)
+
+    with dtprof.profile(tmp_path, collectors=[], capture=None) as prof:
+        prof.step(loss=Tensor(2.5), tokens=Tensor(7), samples=3.0)
+        prof.step(loss="many", tokens=8, kind="training")
+        prof.step(loss=1.0, tokens=9)
+    rows, _ = read_lines(tmp_path / "part00000" / "steps.jsonl")
+    assert (rows[0]["loss"], rows[0]["tokens"], rows[0]["samples"]) == (2.5, 7, 3)
+    assert [r.get("loss") for r in rows[1:]] == [None, None]
+    assert [r["tokens"] for r in rows] == [7, 8, 9]
+    assert rows[1]["kind"] == "train"
+    described = part(tmp_path / "part00000").extra
+    assert [f["name"] for f in described["failures"]] == ["loss"]
+    assert any("kind='training'" in n for n in described["notes"])
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_steps_stops_and_exits_without_a_trace(tmp_path):
     with dtprof.profile(tmp_path, collectors=[], capture=None) as prof:
