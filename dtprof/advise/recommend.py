@@ -118,13 +118,21 @@ def _headline(lead: Finding, study: Lens, shares: dict[str, float]) -> tuple[flo
 
 def _larger(share: float, lead: Finding, found: list[Finding], shares: dict[str, float]) -> list[str]:
     """The largest loss is named even when it is not the one with a culprit."""
+    told = max(share, lead.share or 0.0)
+    other = max((f for f in found if f is not lead), key=lambda f: f.share or 0.0, default=None)
     losses = {k: v for k, v in shares.items() if k not in ("compute_ns", "comm_wait_ns")}
     key = max(losses, key=lambda k: losses[k])
-    if losses[key] <= max(share, lead.share or 0.0):
+    if max(losses[key], (other.share or 0.0) if other else 0.0) <= told:
         return []
-    number = next((i for i, f in enumerate(found, 1) if f is not lead and abs((f.share or 0) - losses[key]) < 0.02), None)
-    where = f" (finding {number})" if number else ""
-    return [f"larger still: {percent(losses[key])} of the step is {SHARE_WORDS[key]}{where}"]
+    if other is None or (other.share or 0.0) < losses[key] - 0.01:
+        return [f"larger still: {percent(losses[key])} of the step is {SHARE_WORDS[key]}"]
+    number = found.index(other) + 1
+    what = (
+        f"{percent(losses[key])} of the step is {SHARE_WORDS[key]}"
+        if abs((other.share or 0.0) - losses[key]) < 0.01
+        else other.title
+    )
+    return [f"larger still: {what[0].lower()}{what[1:]} (finding {number})"]
 
 
 def _without_steps(head: str, accounting: AccountingResult) -> Verdict:

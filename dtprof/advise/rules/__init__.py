@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtprof.advise.rules.comm import Exposed, Waiting
+from dtprof.advise.rules.cores import NoCore
 from dtprof.advise.rules.ddp import Buckets, FindUnusedParameters
 from dtprof.advise.rules.host import InputStall, LaunchBound
 from dtprof.advise.rules.straggler import ComputeRank, HostRank, LateEntry
@@ -16,6 +17,7 @@ RULES: tuple[Rule, ...] = (
     Exposed(),
     InputStall(),
     LaunchBound(),
+    NoCore(),
     FindUnusedParameters(),
     Buckets(),
 )

@@ -136,6 +136,8 @@ class Exposed:
                 f"cannot be told apart: {missing}"
             )
             remedy = "report all ranks together: put their traces into one folder; then waiting and moving are told apart"
+            if present_all(study):
+                remedy = "measure again on a quieter machine: ends that differ hide who waited for whom"
         yield Finding(
             rule=self.id,
             severity=severity_of(cost / whole),
@@ -153,10 +155,19 @@ class Exposed:
         )
 
 
+def present_all(study: Lens) -> bool:
+    """Are all ranks of the job in the run?"""
+    world = study.run.world_size
+    return world is not None and len(study.run.ranks) >= world
+
+
 def _missing_peers(study: Lens) -> str:
     present, world = len(study.run.ranks), study.run.world_size
     if world and present < world:
         return f"{present} of {world} ranks are present"
+    comm: CommResult = study.result("comm")
+    if any(o.n_present == o.n and o.transfer_ns is None and not o.one_sided for o in comm.operations):
+        return "some operations do not end together on all ranks"
     return "the peers of these operations are not known"
 
 
