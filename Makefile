@@ -79,7 +79,7 @@ lint: setup ## ruff, mypy --strict, import contracts
 	$(VENV)/bin/lint-imports
 
 bench: setup ## benchmarks, each as a table
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) $$file || exit 1; done
+	@for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; $(PY) $$file || exit 1; done
 
 gpu-check: setup ## what needs a CUDA device: the gpu tests and a short NCCL job
 	@$(PY) -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "gpu-check: no CUDA device; nothing was exercised")'
