@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from dtprof.ranges import parse_range
+from dtprof.schema import PHASES
+
 _PHASE_NAMES = (
     ("data", re.compile(r"^data$|^enumerate\(DataLoader\)|load_batch|wait_for_batch|copy_batch|next_batch|^dataloader", re.I)),
     ("forward", re.compile(r"^forward$|^#+ ?forward ?#+$|^DistributedDataParallel\.forward$|^forward[ "
@@ -18,8 +21,10 @@ _PHASE_NAMES = (
 
 @cache
 def phase_of(name: str) -> str | None:
-    """Phase that a range name means, None where it means none."""
-    base = name.split("#", 1)[0] if name[:1] != "#" and not name.startswith("Optimizer.step#") else name
+    """Phase that a range name means: its ``phase`` tag, else its base name; None where it means none."""
+    base, tags = parse_range(name)
+    if tags.get("phase") in PHASES:
+        return str(tags["phase"])
     for phase, pattern in _PHASE_NAMES:
         if pattern.search(base):
             return phase

@@ -15,6 +15,7 @@ from dtprof.ingest.kineto.identity import identity
 from dtprof.ingest.kineto.raw import Ints, RawTrace
 from dtprof.ingest.kineto.spans import Rows, is_kind, kind_code
 from dtprof.ingest.nesting import parents
+from dtprof.ingest.tags import tag_columns
 from dtprof.run import Part, quality_rows
 from dtprof.schema import DEVICE_KINDS, MISSING
 from dtprof.table import Strings, Table
@@ -61,6 +62,14 @@ def build_part(raw: RawTrace, source: str) -> PartData:
         step=marks.step_tags(found, events.ts, events.kind, events.launch, events.device),
         phase=marks.phase_tags(ranges, events.ts, events.dur, events.launch, events.device),
         **_device_columns(events),
+        **tag_columns(
+            events.name,
+            np.flatnonzero(host & is_kind(events.kind, "range")).astype(np.int32),
+            events.lane,
+            events.ts,
+            events.dur,
+            events.launch,
+        ),
     )
     tables = {
         "events": table,
