@@ -48,6 +48,8 @@ PUSHER(f64, double)
 #undef PUSHER
 
 static void push_bytes(Guard *guard, Column *c, const char *bytes, int64_t n) {
+    if (!n)
+        return;
     if (c->count + n > c->capacity)
         column_grow(guard, c, n, 1);
     memcpy(c->data + c->count, bytes, (size_t)n);
@@ -124,14 +126,13 @@ static inline int32_t texts_code(Guard *guard, Texts *t, const char *s, int64_t 
     for (; t->slots[at] >= 0; at = (at + 1) & (t->slot_count - 1)) {
         const Entry *entry = texts_entry(t, t->slots[at]);
         if (entry->hash == hash && entry->length == n && (entry->flags & TEXT_JSON) == json &&
-            !memcmp(t->text.data + entry->start, s, (size_t)n))
+            (!n || !memcmp(t->text.data + entry->start, s, (size_t)n)))
             return t->slots[at];
     }
     const Entry fresh = {t->text.count, offset, hash, (int32_t)n, json, 0};
     if (t->entries.count == t->entries.capacity)
         column_grow(guard, &t->entries, 1, sizeof fresh);
-    if (n)
-        push_bytes(guard, &t->text, s, n);
+    push_bytes(guard, &t->text, s, n);
     t->slots[at] = (int32_t)t->entries.count++;
     *texts_entry(t, t->slots[at]) = fresh;
     *is_new = 1;

@@ -53,7 +53,7 @@ typedef enum { AT_START, IN_HEADER, IN_EVENTS, RESYNC, AFTER_END } State;
 typedef struct {
     Guard guard;
     State state;
-    int bare, arrays, any_event, need_comma, resyncing, ends_inside;
+    int bare, arrays, any_item, need_comma, resyncing, ends_inside;
     char last_byte; /* last one passed over while out of step */
     int64_t base; /* file offset of the buffer being read */
     const char *buffer;

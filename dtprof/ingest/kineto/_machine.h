@@ -255,7 +255,9 @@ static const char *step_resync(Scan *s, const char *p, const char *e, int final)
 }
 
 static const char *step_start(Scan *s, const char *p, const char *e) {
-    if (e - p >= 3 && !memcmp(p, "\xef\xbb\xbf", 3))
+    if (*p == '\xef' && e - p < 3)
+        return MORE;
+    if (*p == '\xef' && p[1] == '\xbb' && p[2] == '\xbf') /* byte order mark */
         p += 3;
     SKIP_SPACE(p);
     if (p >= e)
@@ -279,9 +281,24 @@ static const char *step_start(Scan *s, const char *p, const char *e) {
     return lose(s, FLAW_HEADER, p, p);
 }
 
-static const char *enter_events(Scan *s, const char *p) {
+/* A comma between events or top-level members. */
+static void step_comma(Scan *s, const char *p) {
+    if (!s->need_comma && !s->resyncing)
+        note(s, FLAW_COMMA, p);
+    s->need_comma = 0;
+}
+
+/* The bracket behind events or members. */
+static void end_of_items(Scan *s, const char *p) {
+    if (!s->need_comma && s->any_item && !s->resyncing)
+        note(s, FLAW_COMMA, p);
+}
+
+static const char *enter_events(Scan *s, const char *key, const char *p) {
+    if (s->need_comma)
+        note(s, FLAW_COMMA, key);
     s->state = IN_EVENTS;
-    s->need_comma = s->resyncing = s->any_event = 0;
+    s->need_comma = s->resyncing = s->any_item = 0;
     s->arrays++;
     return p;
 }
@@ -294,9 +311,12 @@ static const char *step_header(Scan *s, const char *p, const char *e) {
     if (p >= e)
         return p;
     start = p;
-    if (*p == ',')
+    if (*p == ',') {
+        step_comma(s, p);
         return p + 1;
+    }
     if (*p == '}') {
+        end_of_items(s, p);
         s->state = AFTER_END;
         return p + 1;
     }
@@ -325,14 +345,14 @@ static const char *step_header(Scan *s, const char *p, const char *e) {
         if (events) {
             if (s->arrays)
                 note(s, FLAW_AGAIN, start);
-            return enter_events(s, q);
+            return enter_events(s, start, q);
         }
         found = *q == '{' ? opens_event(q, e) : q >= e ? NOT_ENOUGH : NO;
         if (found == NOT_ENOUGH)
             return MORE;
         if (found == YES_PH) {
             note(s, FLAW_KEY, start);
-            return enter_events(s, q);
+            return enter_events(s, start, q);
         }
     } else if (events && *value == '{') {
         found = opens_event(value, e);
@@ -340,7 +360,7 @@ static const char *step_header(Scan *s, const char *p, const char *e) {
             return MORE;
         if (found > NO) { /* the array's bracket is missing */
             note(s, FLAW_GARBAGE, value);
-            return enter_events(s, value);
+            return enter_events(s, start, value);
         }
     }
     q = skip_value(value, e, &flaws);
@@ -350,6 +370,10 @@ static const char *step_header(Scan *s, const char *p, const char *e) {
         return lose(s, FLAW_HEADER, start, start + 1);
     keep_raw(s, RAW_KEY, start + 1, end);
     keep_raw(s, RAW_VALUE, value, q);
+    if (s->need_comma)
+        note(s, FLAW_COMMA, start);
+    s->need_comma = s->any_item = 1;
+    s->resyncing = 0;
     return q;
 }
 
@@ -358,15 +382,13 @@ static const char *step_events(Scan *s, const char *p, const char *e) {
     if (p >= e)
         return p;
     if (*p == ',') {
-        if (!s->need_comma && !s->resyncing)
-            note(s, FLAW_COMMA, p);
-        s->need_comma = 0;
+        step_comma(s, p);
         return p + 1;
     }
     if (*p == ']') {
-        if (!s->need_comma && s->any_event && !s->resyncing)
-            note(s, FLAW_COMMA, p);
+        end_of_items(s, p);
         s->state = s->bare ? AFTER_END : IN_HEADER;
+        s->need_comma = s->any_item = 1;
         return p + 1;
     }
     if (*p != '{')
@@ -388,7 +410,7 @@ static const char *step_events(Scan *s, const char *p, const char *e) {
         keep_event(s, p, q, e);
         s->resyncing = 0;
     }
-    s->need_comma = s->any_event = 1;
+    s->need_comma = s->any_item = 1;
     return q;
 }
 

@@ -133,12 +133,20 @@ def _second_writer(c: Collected, tracks: Sequence[tuple[str, str]]) -> tuple[int
     if len(between):
         offset, spans, flows, memory, metadata = between[0].tolist()
         return offset, spans, flows, memory, metadata
-    pid_texts = list(pid_code)
-    named = {pid for name, pid, _, _ in c.metadata if name == "process_name"}
-    if pid_texts[pids[0]] in named or pid_texts[pids[others[0]]] not in named:
+    first, second = (list(pid_code)[pids[i]] for i in (0, others[0]))
+    named = [pid for name, pid, _, _ in c.metadata if name == "process_name"]
+    if first in named or second not in named:
         return None
-    # no seam to be seen: flows and metadata cannot be told apart by place, and stay
-    return c.bytes, next_row, len(c.flow_ts), len(c.memory_ts), len(c.metadata)
+    new = np.ones(len(tracks), bool)
+    new[c.track[: last_row + 1]] = False
+    new &= ~np.isin([pid for pid, _ in tracks], [tracks[t][0] for t in np.flatnonzero(~new)])
+    spans, flows = last_row + 1 + _first(new[c.track[last_row + 1 :]]), _first(new[c.flow_track])
+    return c.bytes, spans, flows, len(c.memory_ts), _first(np.array([pid == second for _, pid, _, _ in c.metadata], bool))
+
+
+def _first(mask: NDArray[np.bool_]) -> int:
+    """Index of the first true value, or the length."""
+    return int(mask.argmax()) if mask.any() else len(mask)
 
 
 def _header(members: Sequence[tuple[str, int, bytes]], notes: Notes) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class PythonScanner:
         self.waiting_bytes = 0
         self.run_bytes = self.wanted = batch_bytes  # text to wait for
         self.state = AT_START
-        self.bare = self.need_comma = self.resyncing = self.any_event = self.ends_inside = False
+        self.bare = self.need_comma = self.resyncing = self.any_item = self.ends_inside = False
         self.arrays = 0
         self.last_byte = b""
         self.single_until = 0
@@ -101,6 +101,8 @@ class PythonScanner:
         return False
 
     def _start(self, p: int, final: bool) -> int:
+        if self.data[p] == 0xEF and len(self.data) - p < 3:
+            raise More
         if self.data.startswith(b"\xef\xbb\xbf", p):
             p += 3
         p = space(self.data, p)
@@ -124,8 +126,9 @@ class PythonScanner:
         p = space(data, p)
         byte = data[p : p + 1]
         if byte in (b"", b","):
-            return p + len(byte)
+            return self._comma(p) if byte else p
         if byte == b"}":
+            self._end_of_items(p)
             self.state = AFTER_END
             return p + 1
         if byte == b"{" and self._match(_OPENS_EVENT, p):  # the array was closed too early
@@ -150,7 +153,22 @@ class PythonScanner:
         if stop < 0 or is_events:
             return self._lose(kinds.HEADER, p, p + 1)
         self.columns.header.append((decode(data[p + 1 : end - 1])[0], self.base + value, data[value:stop]))
+        if self.need_comma:
+            self.columns.note(kinds.COMMA, self.base + p)
+        self.need_comma = self.any_item = True
+        self.resyncing = False
         return stop
+
+    def _comma(self, p: int) -> int:
+        """Past a comma between events or top-level members."""
+        if not self.need_comma and not self.resyncing:
+            self.columns.note(kinds.COMMA, self.base + p)
+        self.need_comma = False
+        return p + 1
+
+    def _end_of_items(self, p: int) -> None:
+        if not self.need_comma and self.any_item and not self.resyncing:
+            self.columns.note(kinds.COMMA, self.base + p)
 
     def _enter(self, p: int, value: int, is_events: bool) -> int | None:
         """Past the bracket where the member at ``p`` is an array of events."""
@@ -173,8 +191,10 @@ class PythonScanner:
             return None
         if flaw >= 0:
             self.columns.note(flaw, self.base + (value if flaw == kinds.GARBAGE else p))
+        if self.need_comma:
+            self.columns.note(kinds.COMMA, self.base + p)
         self.state = IN_EVENTS
-        self.need_comma = self.resyncing = self.any_event = False
+        self.need_comma = self.resyncing = self.any_item = False
         self.arrays += 1
         return at
 
@@ -184,14 +204,11 @@ class PythonScanner:
         p = space(data, p)
         byte = data[p : p + 1]
         if byte == b",":
-            if not self.need_comma and not self.resyncing:
-                self.columns.note(kinds.COMMA, self.base + p)
-            self.need_comma = False
-            return p + 1
+            return self._comma(p)
         if byte == b"]":
-            if not self.need_comma and self.any_event and not self.resyncing:
-                self.columns.note(kinds.COMMA, self.base + p)
+            self._end_of_items(p)
             self.state = AFTER_END if self.bare else IN_HEADER
+            self.need_comma = self.any_item = True
             return p + 1
         if byte == b"":
             return p
@@ -211,7 +228,7 @@ class PythonScanner:
                 self.columns.note(kinds.COMMA, self.base + p)
             self.columns.keep(event, data, p, end, self.base)
             self.resyncing = False
-        self.need_comma = self.any_event = True
+        self.need_comma = self.any_item = True
         return end
 
     def _batch(self, p: int) -> int:
@@ -232,12 +249,12 @@ class PythonScanner:
                 keep_batch(self.columns, decode_batch(body), body)
             except Unclean:
                 self.batch_bytes = len(body) // 2
-                if self.batch_bytes < SMALL_BATCH:
+                if self.batch_bytes < SMALL_BATCH or self._batch_end(start) == stop:
                     self.single_until = stop
                     self.batch_bytes = SMALL_BATCH
                 continue
             self.batch_bytes = min(2 * self.batch_bytes, 2 * BATCH_BYTES)
-            self.need_comma = self.any_event = True
+            self.need_comma = self.any_item = True
             p = stop
         return p
 
