@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ def _items(column: Sparse | None) -> Iterator[tuple[int, Any]]:
             yield row, value
 
 
+@lru_cache(maxsize=4096)
 def rank_list(text: str | None, size: int | None, start: int | None, stride: int | None) -> tuple[int, ...] | None:
     """Members of a group from its printed list; a list that was cut off is rebuilt from start and stride, else None."""
     if text and "..." not in text:
@@ -90,6 +92,7 @@ def rank_list(text: str | None, size: int | None, start: int | None, stride: int
     return None
 
 
+@lru_cache(maxsize=4096)
 def _split_bytes(text: str | None, own: int | None, total: int | None) -> tuple[int | None, bool]:
     """(bytes to the other ranks, whether they are exact) of an all-to-all with this printed split."""
     if text is None or total is None:
@@ -131,6 +134,7 @@ def from_arguments(args: Arguments, row: int, groups: dict[str, tuple[int, ...]]
     )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def _volume(dims: str | None, types: str | None) -> tuple[int | None, str | None]:
     """Bytes and element type of the first tensor (or tensor list) in printed input shapes."""
     try:
