@@ -114,9 +114,9 @@ def _sparse(
 def _second_writer(c: Collected, tracks: Sequence[tuple[str, str]]) -> tuple[int, int, int, int, int] | None:
     """Where another process's events begin: offset, spans, flows, memory rows, metadata before it; or None.
 
-    A trace has one host process. Where host events of one process end for good and those of another begin, two processes
-    wrote into one file, provided that the thread was lost in between; or, where the cut happens to read as JSON, that the
-    trace names the second process and not the first, whose names would have come later.
+    A trace has one host process. Where host events of another one begin, two processes wrote into one file, provided that
+    the thread was lost there; or, where the seam happens to read as JSON, that the first process is not heard of again and
+    the trace names the second and not the first, whose names would have come later.
     """
     codes = [code for code, cat in enumerate(c.cat[1].values) if cat in HOST_CATS]
     host = np.flatnonzero(np.isin(c.cat[0], codes))
@@ -126,20 +126,22 @@ def _second_writer(c: Collected, tracks: Sequence[tuple[str, str]]) -> tuple[int
     pids = np.array([pid_code[pid] for pid, _ in tracks])[c.track[host]]
     others = np.flatnonzero(pids != pids[0])
     # a single event of another process is more likely a damaged pid
-    if not len(others) or others[0] < 2 or len(pids) - others[0] < 2 or (pids[others[0] :] != pids[others[0]]).any():
+    if not len(others) or others[0] < 2 or (pids[others[0] : others[0] + 2] == pids[others[0]]).sum() < 2:
         return None
     last_row, next_row = int(host[others[0] - 1]), int(host[others[0]])
     between = c.breaks[(c.breaks[:, 1] > last_row) & (c.breaks[:, 1] <= next_row)]
     if len(between):
         offset, spans, flows, memory, metadata = between[0].tolist()
         return offset, spans, flows, memory, metadata
+    if (pids[others[0] :] != pids[others[0]]).any():
+        return None
     first, second = (list(pid_code)[pids[i]] for i in (0, others[0]))
     named = [pid for name, pid, _, _ in c.metadata if name == "process_name"]
     if first in named or second not in named:
         return None
     new = np.ones(len(tracks), bool)
     new[c.track[: last_row + 1]] = False
-    new &= ~np.isin([pid for pid, _ in tracks], [tracks[t][0] for t in np.flatnonzero(~new)])
+    new &= ~np.isin([pid for pid, _ in tracks], [tracks[t][0] for t in np.flatnonzero(~new).tolist()])
     spans, flows = last_row + 1 + _first(new[c.track[last_row + 1 :]]), _first(new[c.flow_track])
     return c.bytes, spans, flows, len(c.memory_ts), _first(np.array([pid == second for _, pid, _, _ in c.metadata], bool))
 

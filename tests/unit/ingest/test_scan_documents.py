@@ -267,6 +267,17 @@ def test_a_longer_file_overwritten_by_a_shorter_one(engine):
     assert any("two writers" in d.what for d in trace.damage)
 
 
+def test_two_writers_that_took_turns_leave_the_first_turn(engine):
+    first, second = rank_file(0), rank_file(1)
+    a, b, c = (int(share * len(first)) for share in (0.3, 0.5, 0.7))
+    turns = [first[:a], second[a + 50 : b], first[b + 50 : c], second[c + 50 :]]
+    trace = scan(b"".join(turns), engine)
+    count = len(scan(turns[0], engine).ts)
+    assert {trace.tracks[t][0] for t in trace.track.tolist()} == {"1000", "0"}
+    assert count <= len(trace.ts) <= count + 1
+    assert any("two writers" in d.what for d in trace.damage)
+
+
 def test_two_processes_in_one_sound_file_are_not_two_writers(engine):
     events = ", ".join(event(f"op{i}", i, 1000 + i // 20) for i in range(40))
     trace = scan(f'{{"traceEvents": [{events}]}}'.encode(), engine)

@@ -10,7 +10,7 @@ import pytest
 
 from dtprof.ingest.kineto.raw import INT_ARGS
 from dtprof.ingest.kineto.scan import scan_file, sniff
-from tests.unit.ingest.scan_lab import ENGINES, expected, records, whole
+from tests.unit.ingest.scan_lab import ENGINES, expected, records, scan, whole
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +70,19 @@ def test_truth_files_that_are_no_traces_are_not(truth):
     others = [p for p in (truth / "traces").iterdir() if p.suffix == ".json"]
     assert others
     assert not any(sniff(p) for p in others)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.85])
+def test_two_real_ranks_written_over_each_other(truth, engine, share):
+    first, second = (
+        gzip.decompress(next((truth / "traces" / "kineto" / "dlrm_8rank_v100").glob(f"worker{rank}_*")).read_bytes())
+        for rank in (0, 1)
+    )
+    cut = int(share * len(first))
+    trace, alone = scan(first[:cut] + second[int(share * len(second)) :], engine), scan(first[:cut], engine)
+    count = len(alone.ts)
+    assert count <= len(trace.ts) <= count + 1
+    assert trace.ts[:count].tolist() == alone.ts.tolist()
+    assert {trace.tracks[t][0] for t in trace.track.tolist()} <= {"59811", "0"}
+    assert any("two writers" in d.what for d in trace.damage)
