@@ -33,16 +33,19 @@ class FileHint:
 def hint_of(path: Path) -> FileHint:
     """Rank, host, process and window from a file name, or from its folder's name for the rank."""
     name = path.name
-    rank = next((int(found[1]) for found in (p.search(name) for p in _RANK) if found), None)
-    if rank is None:
-        rank = next((int(found[1]) for found in (p.search(path.parent.name) for p in _RANK) if found), None)
-    window = _WINDOW.search(name)
-    handler = _HANDLER.match(name)
-    library = _LIBKINETO.match(name)
+    rank = _rank_in(name)
+    handler, library, window = _HANDLER.match(name), _LIBKINETO.match(name), _WINDOW.search(name)
     if handler and rank is None:
-        return FileHint(None, handler["host"], int(handler["pid"]), int(handler["stamp"]))
-    pid = int(library["pid"]) if library else None
-    return FileHint(rank, None, pid, int(window[1]) if window else None)
+        return FileHint(_rank_in(path.parent.name), handler["host"], int(handler["pid"]), int(handler["stamp"]))
+    return FileHint(
+        rank if rank is not None else _rank_in(path.parent.name),
+        pid=int(library["pid"]) if library else None,
+        window_ns=int(window[1]) if window else None,
+    )
+
+
+def _rank_in(name: str) -> int | None:
+    return next((int(found[1]) for found in (pattern.search(name) for pattern in _RANK) if found), None)
 
 
 @dataclass(frozen=True)
