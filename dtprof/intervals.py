@@ -52,9 +52,10 @@ def total(cover: Cover) -> int:
 
 def clip(cover: Cover, lo: int, hi: int) -> Cover:
     """The part of a cover inside [lo, hi)."""
-    starts, ends = np.clip(cover[0], lo, hi), np.clip(cover[1], lo, hi)
-    keep = ends > starts
-    return starts[keep], ends[keep]
+    if hi <= lo:
+        return empty()
+    inside = slice(int(np.searchsorted(cover[1], lo, "right")), int(np.searchsorted(cover[0], hi, "left")))
+    return np.maximum(cover[0][inside], lo), np.minimum(cover[1][inside], hi)
 
 
 def complement(cover: Cover, lo: int, hi: int) -> Cover:

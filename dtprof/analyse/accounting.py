@@ -14,7 +14,7 @@ import numpy as np
 from dtprof import intervals
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.results import ACCOUNTING, AccountingResult, DeviceTotals, HostTotals, PartAccount, StepAccount
-from dtprof.intervals import Cover, Ints
+from dtprof.intervals import Cover
 from dtprof.protocols import Lens
 from dtprof.run import Run
 from dtprof.schema import MISSING
@@ -232,11 +232,10 @@ class _StepCovers:
 
     def _launched(self, idle: Cover) -> tuple[Cover, Cover]:
         """Of the gaps, what lies after the launch call of the next operation, and gaps whose next launch is not known."""
-        rows, ends = self.view.device_rows, self.view.launch_end
-        starts: Ints = self.view.events["ts"][rows]
+        starts, returned = self.view.earliest_launch
         nearest = np.searchsorted(starts, idle[1], "left")
-        exists = nearest < len(rows)
-        launch = np.where(exists, ends[np.minimum(nearest, len(rows) - 1)], -1)
+        exists = nearest < len(starts)
+        launch = np.where(exists, returned[np.minimum(nearest, len(starts) - 1)], -1)
         told = launch >= 0
         begin = np.maximum(launch, idle[0])
         keep = told & (begin < idle[1])

@@ -162,3 +162,15 @@ class PartView:
         launch = self.events["launch"][self.device_rows]
         ends: Ints = np.where(launch != MISSING32, self.end[np.maximum(launch, 0)], -1)
         return ends
+
+    @cached_property
+    def earliest_launch(self) -> tuple[Ints, Ints]:
+        """Instants at which device operations start, and for each the end of the first launch call to return; -1: none known.
+
+        Operations that start together were all ready to start: the first of their launches ended the wait for the host.
+        """
+        starts, known = self.events["ts"][self.device_rows], self.launch_end
+        first = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
+        far = np.iinfo(np.int64).max
+        earliest = np.minimum.reduceat(np.where(known >= 0, known, far), first) if len(first) else known
+        return starts[first], np.where(earliest == far, -1, earliest)
