@@ -6,22 +6,47 @@ Only what is clean goes this way: JSON by the book, plain numbers in range, no b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import msgspec
 import numpy as np
 
 from dtprof.ingest.kineto import damage as kinds
 from dtprof.ingest.kineto.collected import COMM_TEXT, DENSE, FLOAT, MEMORY, TEXT, Rows, metadata_of
-from dtprof.ingest.kineto.columns import BY_NAME, SLOTS, Clean, Columns, Unclean
-from dtprof.ingest.kineto.lenient import flow_number, read_decimal, read_double, read_text
+from dtprof.ingest.kineto.columns import BY_NAME, SLOTS, Columns, Unclean
+from dtprof.ingest.kineto.lenient import Text, decimal, flow_number, read_decimal, read_double, read_text
 from dtprof.ingest.kineto.raw import Ints
 from dtprof.ingest.kineto.texts import decode
 from dtprof.schema import MISSING
 
-_events = msgspec.json.Decoder(list[Clean])
+NULL = msgspec.Raw(b"null")
+Number = int | str | float | None
+_typed_dict: Callable[..., Any] = cast(Any, TypedDict)
+# only the arguments that are read; numbers as numbers, everything else as text
+CleanArgs = _typed_dict(
+    "CleanArgs",
+    {k: msgspec.Raw if kind in (TEXT, COMM_TEXT, FLOAT) else Number for k, (kind, _) in BY_NAME.items()},
+    total=False,
+)
+# an event that is JSON by the book; times stay text
+Clean = msgspec.defstruct(
+    "Clean",
+    [
+        ("ph", str),
+        ("name", str | None, None),
+        ("cat", str | None, None),
+        ("ts", msgspec.Raw, NULL),
+        ("dur", msgspec.Raw, NULL),
+        ("pid", int | str, ""),
+        ("tid", int | str, ""),
+        ("id", Number, None),
+        ("args", CleanArgs, msgspec.field(default_factory=dict)),
+    ],
+    gc=False,
+)
+_events = msgspec.json.Decoder(list[Clean])  # type: ignore[valid-type]
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
 _PLAIN = np.zeros(256, bool)
 _PLAIN[np.frombuffer(b"0123456789,.-", np.uint8)] = True
@@ -33,7 +58,7 @@ _TEN = 10 ** np.arange(4, dtype=np.int64)
 MAX = 2**63 - 1
 
 
-def decode_batch(body: bytes) -> list[Clean]:
+def decode_batch(body: bytes) -> list[Any]:
     """The events in ``body``, the inside of an array."""
     text = b"[" + body + b"]"
     try:
@@ -100,7 +125,7 @@ def times(tokens: Sequence[Any], low: int, high: int) -> Ints:
     return found
 
 
-def keep_batch(columns: Columns, events: list[Clean], body: bytes) -> None:
+def keep_batch(columns: Columns, events: list[Any], body: bytes) -> None:
     """Add clean events; raises Unclean, with nothing added, where they are not."""
     phases = "".join([e.ph for e in events])
     if len(phases) != len(events) or not phases.isascii() or "B" in phases or "E" in phases:
@@ -122,7 +147,9 @@ def keep_batch(columns: Columns, events: list[Clean], body: bytes) -> None:
     first_row, first_memory = c["ts"].count, c["memory_ts"].count
     # flows and spans share the table of tracks, which numbers them in file order
     on_track = is_span | is_flow
-    tracks = columns.tracks.codes([(e.pid, e.tid) for e in compress(events, on_track.tolist())])
+    tracked = list(compress(events, on_track.tolist()))
+    pairs = zip([e.pid for e in tracked], [e.tid for e in tracked], strict=True)
+    tracks = np.fromiter(map(columns.tracks.__getitem__, pairs), np.int32, len(tracked))
     if flows:
         c["flow_track"].extend(tracks[is_flow[on_track]])
         tracks = tracks[is_span[on_track]]
@@ -144,34 +171,49 @@ def keep_batch(columns: Columns, events: list[Clean], body: bytes) -> None:
         columns.metadata += [metadata_of(bytes(raw)) for raw, e in zip(raws, events, strict=True) if e.ph == "M"]
 
 
-def _flow_ids(tokens: Sequence[Any]) -> Ints:
+def _flow_ids(values: list[int | str | float | None]) -> Ints:
+    if set(map(type, values)) <= {int, str}:
+        found = [flow_number(Text(v.encode(), False, 0)) if isinstance(v, str) else v for v in values]
+        if None not in found:
+            return _integers(found)
+    raise Unclean
+
+
+def _integers(values: Sequence[int | str | float | None]) -> Ints:
+    """Integers, quoted or not; MISSING where there is none, Unclean where one is damaged or no integer."""
+    kinds_seen = set(map(type, values))
+    if kinds_seen - {int, str, type(None)}:
+        raise Unclean
+    found: Sequence[Any] = values
+    if kinds_seen != {int}:
+        found = [decimal(v.encode(), 0) if isinstance(v, str) else v for v in values]
+        if MISSING in found:
+            raise Unclean
     try:
-        return numbers(tokens, 0)
-    except Unclean:
-        raw = [bytes(token) for token in tokens]
-        found = [flow_number(read_text(token, 0, len(token))) for token in raw]
-        if None in found:
-            raise
-        return np.array(found, np.int64)
+        numbers_read = np.array([MISSING if v is None else v for v in found] if None in found else found, np.int64)
+    except OverflowError as error:
+        raise Unclean from error
+    if None not in found and (numbers_read == MISSING).any():
+        raise Unclean
+    return numbers_read
 
 
 class _Args:
     """The arguments of a batch, read but not yet kept."""
 
-    def __init__(self, columns: Columns, events: Sequence[Clean], memory: bool) -> None:
+    def __init__(self, columns: Columns, events: Sequence[Any], memory: bool) -> None:
         self.columns = columns
         found: dict[int, tuple[list[int], list[Any]]] = {slot: ([], []) for slot in SLOTS}
-        read = {k: (kind, slot) for k, (kind, slot) in BY_NAME.items() if kind == DENSE or (kind == MEMORY) == memory}
-        comm_keys = {k: found[slot] for k, (_, slot) in read.items()}
-        keys = {k: found[slot] for k, (kind, slot) in read.items() if kind != COMM_TEXT}
+        unread: tuple[list[int], list[Any]] = ([], [])
+        comm_keys = {k: found[slot] if (kind == MEMORY) == memory else unread for k, (kind, slot) in BY_NAME.items()}
+        keys = {k: unread if BY_NAME[k][0] == COMM_TEXT else where for k, where in comm_keys.items()}
         for row, event in enumerate(events):
             wanted = comm_keys if columns.comm_names[event.name] else keys
-            for key, token in event.args.items():
-                mine = wanted.get(key)
-                if mine is not None:
-                    mine[0].append(row)
-                    mine[1].append(token)
-        self.read = {slot: self._read(slot, rows, tokens) for slot, (rows, tokens) in found.items() if rows}
+            for key, value in event.args.items():
+                rows, values = wanted[key]
+                rows.append(row)
+                values.append(value)
+        self.read = {slot: self._read(slot, rows, values) for slot, (rows, values) in found.items() if rows}
 
     def _read(self, slot: int, row_list: list[int], tokens: list[Any]) -> tuple[Rows, Any]:
         """Rows and values (texts as str) of one argument."""
@@ -189,7 +231,7 @@ class _Args:
             if any(bytes(token)[:1] in b"ntf" for token in tokens):
                 raise Unclean  # null is no value
             return rows, np.array([read_double(bytes(token)) for token in tokens])
-        values = careful(tokens, 0)
+        values = _integers(tokens)
         some = values != MISSING
         return (rows, values) if some.all() else (rows[some], values[some])
 

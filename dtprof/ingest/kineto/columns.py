@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,24 +27,9 @@ from dtprof.ingest.kineto.raw import comm_like
 from dtprof.ingest.kineto.texts import decode
 from dtprof.schema import MISSING
 
-NULL = msgspec.Raw(b"null")
 KINDS = {key.encode(): (kind, slot) for key, kind, slot in arg_keys()}
 SLOTS = {slot: (key, kind) for key, kind, slot in reversed(arg_keys())}
 BY_NAME = {key: (kind, slot) for key, kind, slot in arg_keys()}
-
-
-class Clean(msgspec.Struct, gc=False):
-    """An event that is JSON by the book; numbers stay text."""
-
-    ph: str
-    name: str | None = None
-    cat: str | None = None
-    ts: msgspec.Raw = NULL
-    dur: msgspec.Raw = NULL
-    pid: int | str = ""
-    tid: int | str = ""
-    id: msgspec.Raw = NULL
-    args: dict[str, msgspec.Raw] = {}
 
 
 class Unclean(Exception):  # noqa: N818  # control flow: the batch holds something that needs a closer look

@@ -15,7 +15,7 @@ from dtprof.ingest.kineto.lenient import Bad, More, read_event, space, string_en
 from dtprof.ingest.kineto.texts import decode
 
 AT_START, IN_HEADER, IN_EVENTS, RESYNC, AFTER_END = range(5)
-BATCH_BYTES = 2 * 2**20
+BATCH_BYTES = 2**18  # its events stay in the cache of the processor
 MAX_PIECE = 32 * 2**20
 SMALL_BATCH = 4096
 _EVENT_KEYS = rb'"(?:ph|name|cat|ts|dur|pid|tid|args|id|bp|s|tts|cname)"'
