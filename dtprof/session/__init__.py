@@ -40,6 +40,7 @@ from typing import Any
 
 from dtprof.protocols import Collector
 from dtprof.session.core import MAX_CAPTURED_STEPS as MAX_CAPTURED_STEPS
+from dtprof.session.core import Layout as Layout
 from dtprof.session.core import Session as Session
 from dtprof.session.core import active as active
 from dtprof.session.marks import Annotation as Annotation
@@ -55,15 +56,20 @@ def profile(
     knobs: Mapping[str, Any] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     first_step: int = 0,
+    mesh: Mapping[str, int] | None = None,
+    coordinates: Mapping[int, Mapping[str, int]] | None = None,
+    groups: Sequence[Mapping[str, Any]] = (),
 ) -> Session:
     """A session that writes to the run folder ``out`` (one for all ranks): a context manager, or ``start()`` and ``stop()``.
 
     ``capture`` is a window of step numbers, "5:8" for 5, 6 and 7, or None. ``collectors`` are names, classes or objects;
     None takes all that are installed. ``job`` and ``knobs`` are written to the manifest. ``options`` maps a collector's
-    name to its options. ``first_step`` numbers the first step, for a job that resumes.
+    name to its options. ``first_step`` numbers the first step, for a job that resumes. ``mesh`` (axis to size), ``coordinates``
+    (rank to axis to index) and ``groups`` ({"name", "ranks", …} each) say in the manifest how the job is laid out.
     Raises InputError for a capture window that is none; nothing after that.
     """
-    return Session(out, capture, collectors, job=job, knobs=knobs, options=options, first_step=first_step)
+    layout = Layout(dict(mesh or {}), {str(r): dict(c) for r, c in (coordinates or {}).items()}, [dict(g) for g in groups])
+    return Session(out, capture, collectors, job=job, knobs=knobs, options=options, first_step=first_step, layout=layout)
 
 
 def step(*, loss: Any = None, tokens: int | None = None, samples: int | None = None, kind: str | None = None) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,6 +36,15 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _active: Session | None = None
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What a job says of its parallelism: ``mesh``, ``coordinates`` and ``groups`` of the manifest."""
+
+    mesh: dict[str, int] = field(default_factory=dict)
+    coordinates: dict[str, dict[str, int]] = field(default_factory=dict)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+
+
 class Session:
     """One measured stretch of training in one process. Made by ``dtprof.profile``; ``step()`` ends a step."""
 
@@ -48,6 +58,7 @@ class Session:
         knobs: Mapping[str, Any] | None,
         options: Mapping[str, Mapping[str, Any]] | None,
         first_step: int,
+        layout: Layout | None = None,
     ) -> None:
         self.out = Path(out)
         self.asked = parse_capture(capture)
@@ -55,6 +66,7 @@ class Session:
         self.capture = (first, min(end, first + MAX_CAPTURED_STEPS))
         self.guard = Guard()
         self._job, self._knobs, self._options = job, dict(knobs or {}), dict(options or {})
+        self._layout = layout or Layout()
         self._wanted = collectors
         self._collectors: list[tuple[str, Collector, Status]] = []
         self._first = self._step = first_step
@@ -323,10 +335,12 @@ class Session:
         groups = []
         if dist is not None:
             groups.append({"name": "default_pg", "ranks": list(range(dist.get_world_size())), "backend": part.backend})
+        groups += [{"backend": part.backend, **to_plain(group)} for group in self._layout.groups]
         cost = {k: float(own_cost[k]) for k in ("fraction", "low", "high")} if own_cost else None
         return Manifest(
             run_id=str(part.extra["run_key"]), job=self._job, command=list(sys.orig_argv), world_size=part.world_size,
-            groups=groups, knobs=to_plain(self._knobs), hosts=[part.host or ""], devices=[part.device or ""],
+            mesh=to_plain(self._layout.mesh), coordinates=to_plain(self._layout.coordinates), groups=groups,
+            knobs=to_plain(self._knobs), hosts=[part.host or ""], devices=[part.device or ""],
             versions=versions(), collectors=states, own_cost=cost, parts=[part],
         )  # fmt: skip
 

@@ -57,7 +57,7 @@ class JobCommand:
         if "-h" in words or "--help" in words:
             _parser(args.name).print_help()
             return 0
-        job = _job_options(args.name, words)
+        job = _job_options(args.name, words, ranks)
         out = job.out or f"runs/{args.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         code = _launch(args.name, ranks, [*words, "--out", out], to_stderr=as_json)
         return code if job.no_dtprof else _report(out, code, as_json)
@@ -79,22 +79,30 @@ def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.
         raise InputError(text or "these options make no sense", "see dtprof job NAME --help") from None
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def _module(name: str) -> Any:
     if name not in JOBS:
         raise InputError(f"no job named {name!r}", f"jobs are {', '.join(JOBS)}")
     try:
-        parser: argparse.ArgumentParser = import_module(JOBS[name]).parser()
+        return import_module(JOBS[name])
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] != "torch":
             raise
         raise MissingExtra("sample jobs need torch, which is not installed", "pip install 'dtprof[torch]'") from missing
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = _module(name).parser()
     return parser
 
 
-def _job_options(name: str, words: list[str]) -> argparse.Namespace:
+def _job_options(name: str, words: list[str], ranks: int) -> argparse.Namespace:
+    """The options, checked by the job as far as it can before there is a process."""
     options, unknown = _parse(_parser(name), words)
     if unknown:
         raise InputError(f"the job {name} has no option {unknown[0]}", f"see dtprof job {name} --help")
+    from dtprof_sample_jobs.common.options import check_common
+
+    getattr(_module(name), "check", check_common)(options, ranks)
     return options
 
 

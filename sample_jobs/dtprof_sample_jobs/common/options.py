@@ -1,26 +1,106 @@
-"""Options that every job has."""
+"""Options that every job has, and the checks that come before any process starts.
+
+A job's module has ``parser()`` and, where there is more to check than ``check_common`` does, ``check(args, ranks)``, which
+raises InputError. ``dtprof job`` calls both before it starts a process; ``read_options`` does so in a rank that torchrun
+started.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-from dtprof_sample_jobs.common.faults import fault
+import torch
+
+from dtprof.errors import InputError
+from dtprof_sample_jobs.common import recompute
+from dtprof_sample_jobs.common.emulate import Emulation, emulation
+from dtprof_sample_jobs.common.faults import COMMON, KINDS, check_faults, fault_option
+from dtprof_sample_jobs.common.model import ATTENTION
+
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-def common_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """A parser with the common options; the job adds its own. The first paragraph of ``doc`` describes it."""
-    made = argparse.ArgumentParser(prog=f"dtprof job {name}", description=(doc or "").split("\n\n")[0], allow_abbrev=False)
-    made.add_argument("--steps", type=int, default=40, help="steps to train (40)")
-    made.add_argument("--layers", type=int, default=6, help="transformer blocks (6)")
-    made.add_argument("--dim", type=int, default=192, help="width of the model (192)")
-    made.add_argument("--heads", type=int, default=4, help="attention heads (4)")
-    made.add_argument("--seq", type=int, default=64, help="sequence length (64)")
-    made.add_argument("--batch", type=int, default=4, help="sequences per rank and step (4)")
-    made.add_argument("--vocabulary", type=int, default=1024, help="tokens in the vocabulary (1024)")
-    made.add_argument("--seed", type=int, default=0, help="seed of model and data (0)")
-    made.add_argument("--inject", type=fault, action="append", default=[], metavar="FAULT", help="plant slow_rank=RANK:TIME")
-    made.add_argument("--out", metavar="RUN", help=f"folder of the run (runs/{name}; with dtprof job runs/{name}-<time>)")
-    made.add_argument("--capture", default="5:15", metavar="A:B", help="trace steps A to B-1 (5:15), or none")
-    made.add_argument("--no-dtprof", action="store_true", help="train without any measurement")
-    made.add_argument("--losses", metavar="FILE", help="write the losses, bit for bit, to FILE.rank0, FILE.rank1, …")
+class JobParser(argparse.ArgumentParser):
+    """An argument parser whose complaint is one line, of rank 0 alone, and exit code 3."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process."""
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{self.prog}: error: {message}", file=sys.stderr)
+        sys.exit(3)
+
+
+def common_parser(name: str, doc: str | None, faults: Sequence[str] = COMMON) -> argparse.ArgumentParser:
+    """A parser with the common options; the job adds its own. The first paragraph of ``doc`` describes it.
+
+    ``faults`` are the kinds (see ``common.faults.KINDS``) that the job has.
+    """
+    made = JobParser(prog=f"dtprof job {name}", description=(doc or "").split("\n\n")[0], allow_abbrev=False)
+    add = made.add_argument
+    add("--steps", type=positive, default=40, help="steps to train (40)")
+    add("--layers", type=positive, default=6, help="transformer blocks (6)")
+    add("--dim", type=positive, default=192, help="width of the model (192)")
+    add("--heads", type=positive, default=4, help="attention heads (4)")
+    add("--seq", type=positive, default=64, help="sequence length (64)")
+    add("--batch", type=positive, default=4, help="sequences per rank and micro-batch (4)")
+    add("--vocabulary", type=positive, default=1024, help="tokens in the vocabulary (1024)")
+    add("--data", choices=("synthetic", "corpus"), default="synthetic", help="random tokens, or the bytes of a small text")
+    add("--emulate", type=emulated, metavar="FILE", help="layers that sleep, by a .toml file or uniform, small, head")
+    add("--precision", choices=PRECISIONS, default="fp32", help="of the computation: fp32, tf32 (GPUs), bf16 (autocast)")
+    add("--checkpointing", choices=recompute.MODES, default="none", help="activations computed again in backward (none)")
+    add("--attention", choices=ATTENTION, default="sdpa", help="torch's fused attention, or written out (sdpa)")
+    add("--clip", type=float, metavar="NORM", help="clip the gradients to this norm")
+    add("--seed", type=int, default=0, help="seed of model and data (0)")
+    forms = ", ".join(KINDS[kind].form(kind) for kind in faults) or "nothing: this job has no faults"
+    add("--inject", type=fault_option(faults), action="append", default=[], metavar="FAULT", help=f"plant {forms}")
+    add("--out", metavar="RUN", help=f"folder of the run (runs/{name}; with dtprof job runs/{name}-<time>)")
+    add("--capture", default="5:15", metavar="A:B", help="trace steps A to B-1 (5:15), or none")
+    add("--no-dtprof", action="store_true", help="train without any measurement")
+    add("--losses", metavar="FILE", help="write the losses, bit for bit, to FILE.rank0, FILE.rank1, …")
     return made
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number of 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
+
+
+def emulated(text: str) -> Emulation:
+    """An argparse type: an emulation file."""
+    try:
+        return emulation(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def check_common(args: argparse.Namespace, ranks: int, stages: int = 1) -> None:
+    """InputError where common options cannot go together, or with so many ranks (and pipeline stages)."""
+    check_faults(args.inject, ranks, stages)
+    if args.dim % args.heads:
+        raise InputError(f"--dim {args.dim} is no multiple of --heads {args.heads}", "every head has the same width")
+    if args.clip is not None and not args.clip > 0:
+        raise InputError(f"--clip {args.clip} is no norm", "give more than 0")
+    if args.precision == "tf32" and not torch.cuda.is_available():
+        raise InputError("--precision tf32 needs a CUDA device", "use fp32 or bf16 here")
+    if args.data == "corpus" and args.vocabulary < 256:
+        raise InputError(f"--vocabulary {args.vocabulary} is too small for the bytes of a text", "give 256 or more")
+
+
+def read_options(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    check: Callable[[argparse.Namespace, int], None] = check_common,
+) -> argparse.Namespace:
+    """Parse and check the options of a rank; one line and exit code 3 where they make no sense."""
+    args = parser.parse_args(argv)
+    try:
+        check(args, int(os.environ.get("WORLD_SIZE", "1")))
+    except InputError as error:
+        parser.error(str(error))
+    return args

@@ -1,4 +1,4 @@
-"""The process group of a job, and the loop around its step, measured or plain."""
+"""The process group of a job, its model, and the loop around its step, measured or plain."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import json
 import os
+import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 import dtprof
+from dtprof_sample_jobs.common.emulate import Emulated
+from dtprof_sample_jobs.common.faults import Faults
+from dtprof_sample_jobs.common.flops import flops_per_token, mfu
+from dtprof_sample_jobs.common.mesh import Mesh
+from dtprof_sample_jobs.common.model import GPT
+from dtprof_sample_jobs.common.recompute import recompute
 
 
 @dataclass(frozen=True)
@@ -28,13 +36,14 @@ class World:
 
 @contextlib.contextmanager
 def world(seed: int) -> Iterator[World]:
-    """Join the process group: NCCL with a GPU per rank where there are GPUs, gloo on the CPU otherwise."""
+    """Join the process group: NCCL with a GPU per rank where there are GPUs, gloo on the CPU otherwise. Seeds everything."""
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")
+    random.seed(seed)
     torch.manual_seed(seed)
     try:
         yield World(dist.get_rank(), dist.get_world_size(), torch.device("cuda" if cuda else "cpu"))
@@ -42,22 +51,90 @@ def world(seed: int) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def train(name: str, args: argparse.Namespace, me: World, step: Callable[[int], Tensor]) -> None:
-    """Run ``step(k)``, which returns the loss, for every step, measured unless --no-dtprof says otherwise."""
+def make_model(args: argparse.Namespace, device: torch.device) -> GPT | Emulated:
+    """The model that the common options ask for, activation checkpointing included; ``model.blocks`` are its layers."""
+    model: GPT | Emulated
+    if args.emulate:
+        model = Emulated(args.emulate, args.vocabulary)
+    else:
+        model = GPT(args.vocabulary, args.layers, args.dim, args.heads, args.seq, args.attention)
+    recompute(model.blocks, args.checkpointing)
+    return model.to(device)
+
+
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """What the forward pass (the loss included) runs in: autocast for bf16; TF32 is a global switch, set here."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+
+def train(
+    name: str,
+    args: argparse.Namespace,
+    me: World,
+    step: Callable[[int], Tensor],
+    *,
+    mesh: Mesh | None = None,
+    faults: Faults | None = None,
+    steps: int | None = None,
+    sequences: int | None = None,
+    data_ranks: int | None = None,
+    around: contextlib.AbstractContextManager[object] | None = None,
+) -> None:
+    """Run ``step(k)``, which returns the loss, for every step, measured unless --no-dtprof says otherwise.
+
+    ``mesh`` (the default is one axis, dp) goes to the manifest; ``faults`` are those that act at the end of a step; ``steps``
+    is the number for this rank; ``sequences`` is what this rank trains on per step (--batch), ``data_ranks`` how many ranks
+    have data of their own (all); ``around`` is entered around the loop (Join).
+    """
     losses: list[Tensor] = []
-    capture = None if args.capture == "none" else args.capture
-    knobs = {k: v for k, v in vars(args).items() if k not in ("out", "losses")}
-    session = dtprof.profile(args.out or f"runs/{name}", capture=capture, job=name, knobs=knobs)
-    with contextlib.nullcontext() if args.no_dtprof else session:
-        for k in range(args.steps):
+    mesh = mesh or Mesh({"dp": me.size})
+    count, sequences = args.steps if steps is None else steps, sequences or args.batch
+    session = dtprof.profile(
+        args.out or f"runs/{name}",
+        capture=None if args.capture == "none" else args.capture,
+        job=name,
+        knobs={k: v for k, v in vars(args).items() if k not in ("out", "losses")},
+        mesh=mesh.axes,
+        coordinates=mesh.coordinates(),
+        groups=mesh.groups(),
+    )
+    began = time.perf_counter()
+    with contextlib.nullcontext() if args.no_dtprof else session, around or contextlib.nullcontext():
+        for k in range(count):
             loss = step(k)
+            if faults is not None:
+                faults.end_of_step(k, me.device)
             losses.append(loss.detach())
-            dtprof.step(loss=loss if loss.device.type == "cpu" else None, tokens=args.batch * args.seq, samples=args.batch)
+            dtprof.step(loss=loss if loss.device.type == "cpu" else None, tokens=sequences * args.seq, samples=sequences)
+            if k == 0:
+                began = _now(me.device)
+    seconds = _now(me.device) - began
     if args.losses:
         write_losses(args.losses, me.rank, losses)
-    if me.rank == 0:
+    if me.rank == 0 and losses:
         first, last = losses[0].item(), losses[-1].item()
-        print(f"{name}: {args.steps} steps on {me.size} ranks, loss {first:.4f} to {last:.4f}", flush=True)
+        text = f"{name}: {count} steps on {me.size} ranks, loss {first:.4f} to {last:.4f}"
+        if count > 1:
+            tokens = sequences * args.seq * (data_ranks or me.size)
+            text += ", " + _speed(args, me, tokens * (count - 1) / seconds)
+        print(text, flush=True)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _speed(args: argparse.Namespace, me: World, tokens_per_s: float) -> str:
+    """Tokens per second of the whole job and MFU, in words."""
+    used = None
+    if me.device.type == "cuda" and not getattr(args, "emulate", None):
+        per_token = flops_per_token(args.layers, args.dim, args.seq, args.vocabulary)
+        used = mfu(tokens_per_s, per_token, me.size, torch.cuda.get_device_name(), getattr(args, "precision", "fp32"))
+    return f"{tokens_per_s:,.0f} tokens/s, MFU {'not known' if used is None else f'{used:.1%}'}"
 
 
 def write_losses(path: str, rank: int, losses: Sequence[Tensor]) -> None:
