@@ -42,7 +42,8 @@ def _operation(row: dict[str, Any], shares: Table, mine: list[int], first: set[i
     number = int(row["id"])
     comm = run.table("comm", parts[0])
     at = int(shares["row"][mine[0]])
-    bytes_known = comm.text("bytes_known")[at] if at < len(comm) else None
+    code = int(comm["bytes_known"][at]) if at < len(comm) else -1
+    bytes_known = comm.values("bytes_known")[code] if code >= 0 else None
     precise = bytes_known != "upper_bound"
     return Operation(
         id=number, op=str(row["op"]), group=str(row["group"]), seq=row["seq"], n=row["n"], n_present=row["n_present"],

@@ -10,6 +10,8 @@ from dtprof.protocols import Lens
 
 # a rank that needs this much longer than the slowest of the others to its first operation is slow, not late
 _SLOWER = 1.1
+# the lateness must be long enough to explain this share of the waiting
+_EXPLAINS = 0.5
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Late:
     needs: int
     needs_least: int
     needs_most: int
+    mean: float
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class LatenessResult:
 
 
 def analyse(study: Lens) -> LatenessResult:
-    """The rank that most waiting is for, if it enters every step last and is no straggler."""
+    """The rank that most waiting is for, if it enters every step last, late enough to explain it, and is no straggler."""
     waiting: WaitingResult = study.result("waiting")
     stragglers: StragglerResult = study.result("stragglers")
     if stragglers.found or not waiting.by_culprit:
@@ -44,6 +47,10 @@ def analyse(study: Lens) -> LatenessResult:
     late = [_late([e for e in waiting.entries if e.step == step], rank, step) for step in steps]
     found = tuple(x for x in late if x is not None)
     if not found or len(found) < len(late):
+        return LatenessResult()
+    ranks = len({e.rank for e in waiting.entries})
+    explained = sum(x.mean for x in found) / len(found) * (ranks - 1) / ranks
+    if explained < _EXPLAINS * waiting.by_culprit[rank]:
         return LatenessResult()
     return LatenessResult(rank, waiting.by_culprit[rank], found)
 
@@ -57,4 +64,4 @@ def _late(entries: list[Entry], rank: int, step: int) -> Late | None:
     needs = [e.needs_ns for e in others]
     if min(lags) <= 0 or own.needs_ns > _SLOWER * max(needs):
         return None
-    return Late(step, min(lags), max(lags), own.needs_ns, min(needs), max(needs))
+    return Late(step, min(lags), max(lags), own.needs_ns, min(needs), max(needs), sum(lags) / len(lags))

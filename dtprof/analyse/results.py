@@ -130,6 +130,11 @@ class Operation:
     label: str
     events: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def last_ranks(self) -> tuple[int, ...]:
+        """Ranks that wait for nobody: one, or several that arrive at one instant; none where waits are not known."""
+        return tuple(rank for rank, wait in self.wait_ns.items() if wait == 0)
+
 
 @dataclass(frozen=True)
 class CommResult:

@@ -9,9 +9,9 @@ import numpy as np
 
 from dtprof import intervals
 from dtprof.analyse.covers import PartView
-from dtprof.analyse.results import AccountingResult, CommResult, Operation, settled
+from dtprof.analyse.results import AccountingResult, CommResult, Operation, StepAccount, settled
+from dtprof.intervals import Cover
 from dtprof.protocols import Lens
-from dtprof.schema import MISSING
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class Entry:
 class WaitingResult:
     """Exposed waiting, ns per rank and step (mean).
 
-    ``by_culprit``: rank that arrives last -> what is waited for it; ``by_victim``: rank -> what it waits;
-    ``operations``: culprit -> operations in which it was last; ``entries``: first operations of each step.
+    ``by_culprit``: rank that arrives last -> what is waited for it, shared where several arrive together; ``by_victim``:
+    rank -> what it waits; ``operations``: culprit -> operations in which it was last; ``entries``: first operations of
+    each step.
     """
 
     per_step_ns: float
@@ -49,51 +50,44 @@ def analyse(study: Lens) -> WaitingResult:
     accounting: AccountingResult = study.result("accounting")
     comm: CommResult = study.result("comm")
     culprit: dict[int, float] = defaultdict(float)
-    victim: dict[int, float] = {}
+    victims: dict[int, list[float]] = defaultdict(list)
     lasts: dict[int, dict[int, Operation]] = defaultdict(dict)
-    used = [p for p in accounting.parts if p.steps]
+    used = [(p, p.rank) for p in accounting.parts if p.steps and p.rank is not None]
     by_part: dict[int, list[tuple[Operation, int]]] = defaultdict(list)
     for operation in comm.operations:
-        if operation.last_rank is not None:
+        if operation.last_ranks:
             for part, event in operation.events.items():
                 by_part[part].append((operation, event))
-    for account in used:
-        view = PartView(study.run, account.part)
+    for account, rank in used:
         steps = settled(account.steps)
         total = sum(s.accounting["comm_wait_ns"] for s in steps) / len(steps)
-        if account.rank is not None:
-            victim[account.rank] = total
-        shares = _exposed(view, by_part[account.part], account.rank, [(s.ts, s.ts + s.dur_ns) for s in steps])
-        whole = sum(shares.values())
-        by_id = {o.id: o for o, _ in by_part[account.part]}
-        for (rank, number), length in shares.items():
-            culprit[rank] += total * length / whole / len(used)
-            lasts[rank][number] = by_id[number]
-    mean = float(np.mean(list(victim.values()))) if victim else 0.0
+        victims[rank].append(total)
+        shares = _exposed(PartView(study.run, account.part), by_part[account.part], rank, _windows(steps))
+        whole = sum(length for _, length in shares)
+        for operation, length in shares:
+            for last in operation.last_ranks:
+                culprit[last] += total * length / whole / len(used) / len(operation.last_ranks)
+                lasts[last][operation.id] = operation
+    mean = sum(map(sum, victims.values())) / len(used) if used else 0.0
     ordered = dict(sorted(culprit.items(), key=lambda item: -item[1]))
-    return WaitingResult(mean, ordered, victim, {r: tuple(lasts[r].values()) for r in ordered}, _entries(study, comm))
+    by_victim = {rank: sum(totals) / len(totals) for rank, totals in victims.items()}
+    return WaitingResult(mean, ordered, by_victim, {r: tuple(lasts[r].values()) for r in ordered}, _entries(study, comm))
 
 
-def _exposed(
-    view: PartView, operations: list[tuple[Operation, int]], rank: int | None, windows: list[tuple[int, int]]
-) -> dict[tuple[int, int], float]:
-    """(culprit, operation) -> waiting of this part outside its own compute and copies, inside its steps."""
-    if view.on_device:
-        busy = intervals.join(view.device_compute, view.device_copy)
-    else:
-        busy = view.host_compute
-    out: dict[tuple[int, int], float] = {}
-    for operation, event in operations:
-        wait = operation.wait_ns.get(rank) if rank is not None else None
-        if not wait or wait == MISSING or operation.last_rank is None:
-            continue
-        start = int(view.events["ts"][event])
-        span = np.array([start], np.int64), np.array([start + wait], np.int64)
-        exposed = intervals.subtract(span, busy)
-        inside = sum(intervals.total(intervals.clip(exposed, lo, hi)) for lo, hi in windows)
-        if inside > 0:
-            out[(operation.last_rank, operation.id)] = float(inside)
-    return out
+def _windows(steps: tuple[StepAccount, ...]) -> Cover:
+    """The time that these steps take together."""
+    starts = np.array([s.ts for s in steps], np.int64)
+    return intervals.union(starts, starts + np.array([s.dur_ns for s in steps], np.int64))
+
+
+def _exposed(view: PartView, operations: list[tuple[Operation, int]], rank: int, windows: Cover) -> list[tuple[Operation, int]]:
+    """What this part waits in each operation outside its own compute and copies, inside its steps; ns, where above zero."""
+    busy = intervals.join(view.device_compute, view.device_copy) if view.on_device else view.host_compute
+    free = intervals.subtract(windows, busy)
+    waited = [(o, e, w) for o, e in operations if (w := o.wait_ns.get(rank))]
+    starts = view.events["ts"][np.array([e for _, e, _ in waited], np.int64)]
+    lengths = intervals.measure(free, starts, starts + np.array([w for _, _, w in waited], np.int64))
+    return [(o, length) for (o, _, _), length in zip(waited, lengths.tolist(), strict=True) if length > 0]
 
 
 def _entries(study: Lens, comm: CommResult) -> tuple[Entry, ...]:

@@ -179,7 +179,7 @@ def _collective(number: int, group: str, by: str, entries: list[Entry]) -> dict[
     sizes = {e.size for e in entries}
     size = sizes.pop() if len(sizes) == 1 else max((s for s in sizes if s is not None), default=None)
     steps = {e.step for e in entries}
-    last = min(entries, key=lambda e: (e.dur, -e.start)) if told else None
+    last = [e for e in entries if e.dur == shortest] if told else []
     algbw = size / shortest if told and size and shortest > 0 and first.op != "barrier" else None
     factor = busbw_factor(first.op, n) if n else None
     return {
@@ -188,7 +188,7 @@ def _collective(number: int, group: str, by: str, entries: list[Entry]) -> dict[
         "end": max(e.end for e in entries), "transfer": shortest if told else None,
         "transfer_upper": None if one_sided else shortest, "algbw": algbw,
         "busbw": algbw * factor if algbw is not None and factor is not None else None, "matched_by": by,
-        "one_sided": one_sided, "last_rank": last.rank if last else None,
+        "one_sided": one_sided, "last_rank": last[0].rank if len(last) == 1 else None,
         "start_skew": max(e.start for e in entries) - min(e.start for e in entries), "end_skew": end_skew,
         "step": steps.pop() if len(steps) == 1 else None,
     }  # fmt: skip

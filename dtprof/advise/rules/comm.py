@@ -9,7 +9,7 @@ import numpy as np
 
 from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of
 from dtprof.analyse.lateness import LatenessResult
-from dtprof.analyse.results import AccountingResult, CommResult, Operation
+from dtprof.analyse.results import AccountingResult, CommResult, Operation, settled
 from dtprof.analyse.stragglers import StragglerResult
 from dtprof.analyse.waiting import WaitingResult
 from dtprof.findings import Evidence, Finding
@@ -56,10 +56,10 @@ class Waiting:
         shares = ", ".join(f"rank {r} {percent(w / left)}" for r, w in list(culprits.items())[:4])
         who = named("rank", blamed)
         if blamed:
-            arrives = "arrives" if len(blamed) == 1 else "arrive"
+            arrives, them, does = ("arrives", "it", "does") if len(blamed) == 1 else ("arrive", "them", "do")
             most = percent(sum(culprits[r] for r in blamed) / left)
-            why = f"{who} {arrives} last in {counted(len(operations), 'operation')} and {most} of the waiting is for it"
-            remedy = f"compare what {who} does before {named('operation', list(operations)[:6])} with the others"
+            why = f"{who} {arrives} last in {counted(len(operations), 'operation')} and {most} of the waiting is for {them}"
+            remedy = f"compare what {who} {does} before {named('operation', list(operations)[:6])} with the others"
         else:
             why = f"the ranks arrive last in turn ({shares}): work that varies from step to step or from rank to rank"
             remedy = "even out the work of the ranks (sequence lengths, input), or look for noise on the hosts"
@@ -116,7 +116,7 @@ class Exposed:
         if cost < LEAST_SHARE * whole:
             return
         bound = float(np.mean(list(unsplit.values()))) > 0.1 * cost
-        hidden = float(np.mean([s.comm_hidden_ns for p in accounting.parts for s in p.steps]))
+        hidden = float(np.mean([s.comm_hidden_ns for p in accounting.parts for s in settled(p.steps)]))
         worst = _worst(comm)
         evidence = [
             Evidence(f"{time(cost)} per step is exposed "

@@ -86,7 +86,7 @@ def _blocked(study: Lens) -> float:
         lut = np.array([any(s in n for s in _SYNCHRONISING) for n in names] + [False], bool)
         calls = lut[view.events["name"]] & view.events.is_("kind", "runtime") & (view.events["step"] >= 0)
         spent += int(view.events["dur"][calls].sum())
-        steps += len(study.run.table("steps", part.ordinal))
+        steps += int(study.run.table("steps", part.ordinal)["captured"].sum())
     return spent / steps if steps else 0.0
 
 
