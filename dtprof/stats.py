@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+_EXACT_UP_TO = 100
 
 
 def walsh(differences: Floats) -> Floats:
@@ -33,7 +36,13 @@ def _signed_rank_counts(n: int) -> tuple[int, ...]:
 
 
 def depth(n: int, alpha: float) -> int:
-    """Largest k with P(W+ <= k - 1) <= alpha under symmetry; 0 where n is too small for this alpha."""
+    """Largest k with P(W+ <= k - 1) <= alpha under symmetry; 0 where n is too small for this alpha.
+
+    Exact up to 100 differences; above, by the normal limit of W+ (mean n(n+1)/4, variance n(n+1)(2n+1)/24; Wilcoxon, 1945).
+    """
+    if n > _EXACT_UP_TO:
+        mean, deviation = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+        return max(0, math.floor(mean + NormalDist().inv_cdf(alpha) * deviation + 0.5))
     allowed, tail, k = alpha * 2**n, 0, 0
     for count in _signed_rank_counts(n):
         tail += count
@@ -44,7 +53,7 @@ def depth(n: int, alpha: float) -> int:
 
 
 def bounds(differences: Floats, alpha: float) -> tuple[float, float] | None:
-    """Exact one-sided bounds (low, high) of the centre, each at level ``alpha``: the k-th Walsh average from either end.
+    """One-sided bounds (low, high) of the centre, each at level ``alpha``: the k-th Walsh average from either end.
 
     None where there are too few differences for this level: at least ceil(log2(1 / alpha)) are needed.
     """

@@ -25,6 +25,8 @@ OWN_KEYS = (
     "idle_other_ns",
 )  # fmt: skip
 _LEAST_STEPS = 2
+# of more steps than this every second, third, … is compared: pairs of steps grow with the square
+_MOST_STEPS = 1000
 _LEAST_NS = 1_000_000
 # excess that counts, as a share of the others' own time: fewer steps ask for more
 _SHARE_FEW, _SHARE_MANY, _MANY_STEPS = 0.10, 0.05, 30
@@ -97,6 +99,7 @@ def analyse(study: Lens) -> StragglerResult:
     common = sorted(set.intersection(*(set(s) for s in mine.values())))
     if len(common) < _LEAST_STEPS:
         return StragglerResult((), len(common), f"{len(common)} complete steps on all ranks; {_LEAST_STEPS} are needed")
+    common = common[:: -(-len(common) // _MOST_STEPS)]
     own = np.array([[_own(mine[p.part][s]) for s in common] for p in parts], np.float64)
     delays = None if accounting.on_device else _delays(study.run, parts, common)
     by_phase = _phase_matrices(study, parts, common)

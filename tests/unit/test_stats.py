@@ -34,6 +34,12 @@ def test_published_critical_values(n, critical):
     assert depth(n, 0.025) == critical + 1
 
 
+def test_depth_of_many_pairs_goes_on_where_the_exact_one_ends():
+    assert depth(100, 0.01) == 1851
+    assert 1851 < depth(101, 0.01) <= 1891  # 1891 by exact counting
+    assert depth(1000, 0.01) == pytest.approx(1000 * 1001 / 4 - 2.3263 * np.sqrt(1000 * 1001 * 2001 / 24), abs=2)
+
+
 def test_bounds_need_enough_pairs():
     assert bounds(np.arange(6.0), 0.01) is None
     assert bounds(np.arange(7.0), 0.01) == (0.0, 6.0)
