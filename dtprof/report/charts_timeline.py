@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,8 @@ LEFT_LEAST, RIGHT = 56.0, 916.0
 PITCH, HOST, DEVICE, COMM = 42.0, 0.0, 6.0, 18.0
 DEVICE_HEIGHT, COMM_HEIGHT, LEAST = 9.0, 13.0, 0.8
 MERGED_BELOW = 0.7
+# operations of one row that are drawn, the longest; a page must stay light
+MOST_SPANS = 500
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Row:
     copy: Cover
     spans: tuple[Span, ...]
     device: tuple[int, int]
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,11 @@ class Timeline:
     ends: tuple[tuple[int, int], ...]
 
 
-def representative_step(facts: Facts) -> int | None:
-    """Of the settled steps that most parts have, the one of median mean duration; None where no step is marked."""
+def representative_step(facts: Facts, parts: Collection[int] | None = None) -> int | None:
+    """Of the settled steps that most of these parts (all) have, the one of median mean duration; None without any step."""
     durations: dict[int, list[int]] = {}
     for account in facts.accounting.parts:
-        for step in settled(account.steps):
+        for step in settled(account.steps) if parts is None or account.part in parts else ():
             durations.setdefault(step.step, []).append(step.dur_ns)
     if not durations:
         return None
@@ -80,13 +84,14 @@ def representative_step(facts: Facts) -> int | None:
 
 def timeline(facts: Facts) -> Timeline | None:
     """The representative step of the ranks that a report shows; None where no step is marked."""
-    step = representative_step(facts)
+    bars = [bar for bar in shown(budget(facts)) if bar.part is not None]
+    step = representative_step(facts, {bar.part for bar in bars if bar.part is not None})
     if step is None:
         return None
     operations = {o.id: o for o in facts.comm.operations}
     accounts = {a.part: next((s for s in a.steps if s.step == step), None) for a in facts.accounting.parts}
     rows = []
-    for bar in shown(budget(facts)):
+    for bar in bars:
         account = accounts.get(bar.part) if bar.part is not None else None
         if account is not None and bar.part is not None:
             rows.append(_row(facts, bar.part, bar.label, bar.culprit, account, operations))
@@ -118,7 +123,9 @@ def _row(facts: Facts, part: int, label: str, culprit: bool, step: StepAccount, 
     spans = _spans(facts, part, lo + offset, hi + offset, operations)
     rank = facts.parts[part].rank
     drawn = [_shift(intervals.clip(cover, lo, hi), offset) for cover in (compute, copy)]
-    return Row(label, rank, culprit, host, backward, drawn[0], drawn[1], spans, (lo + offset, hi + offset))
+    longest = sorted(sorted(spans, key=lambda s: s.start - s.end)[:MOST_SPANS], key=lambda s: s.start)
+    left_out = len(spans) - len(longest)
+    return Row(label, rank, culprit, host, backward, drawn[0], drawn[1], tuple(longest), (lo + offset, hi + offset), left_out)
 
 
 def _spans(facts: Facts, part: int, lo: int, hi: int, operations: dict[int, Operation]) -> tuple[Span, ...]:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from dtprof.numbers import Scale, listing, percent, time
 from dtprof.report import charts, svg
 from dtprof.report.budget import MANY, BudgetRow, basis, budget, left_out, mean, shown
-from dtprof.report.charts_timeline import timeline, timeline_figure
+from dtprof.report.charts_timeline import MOST_SPANS, timeline, timeline_figure
 from dtprof.report.facts import Facts
 from dtprof.report.html_tables import (
     findings_list,
@@ -143,6 +143,8 @@ def _timeline(facts: Facts) -> str:
     )
     if len(facts.accounting.parts) > MANY:
         sub += f" Drawn: {escape(', '.join(r.label for r in drawn.rows))}."
+    if any(r.left_out for r in drawn.rows):
+        sub += f" Of the operations of a rank the {MOST_SPANS} longest are drawn."
     return _section(title, sub, f'<div class="wide"><figure>{timeline_figure(drawn)}</figure></div>', ' class="keep"')
 
 

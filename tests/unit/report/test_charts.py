@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dtprof.analyse.results import ACCOUNTING
 from dtprof.numbers import Scale
-from dtprof.report import charts, svg
+from dtprof.report import charts, charts_timeline, svg
 from dtprof.report.budget import BudgetRow, budget, mean, shown
 from dtprof.report.charts_timeline import representative_step, timeline, timeline_figure
 from dtprof.report.operations import participants
@@ -159,6 +159,32 @@ def test_representative_step_is_the_median_of_those_all_have():
     changed[1] = replace(changed[1], steps=changed[1].steps[1:])
     assert representative_step(replace(facts, accounting=replace(facts.accounting, parts=tuple(changed)))) == 9
     assert representative_step(build.nothing()) is None
+
+
+def test_timeline_draws_a_step_that_the_shown_ranks_have():
+    """Of many processes with steps of their own few are shown: the step must be one of theirs."""
+    facts = build.many_ranks(20)
+    own = [
+        replace(
+            a,
+            steps=tuple(
+                replace(s, step=s.step if a.part in (5, 6) else 100 + a.part, dur_ns=s.dur_ns + a.part) for s in a.steps
+            ),
+        )
+        for a in facts.accounting.parts
+    ]
+    drawn = timeline(replace(facts, accounting=replace(facts.accounting, parts=tuple(own)), findings=()))
+    assert drawn.rows and all(r.device[1] > r.device[0] for r in drawn.rows)
+
+
+def test_timeline_draws_the_longest_of_very_many_operations(monkeypatch):
+    monkeypatch.setattr(charts_timeline, "MOST_SPANS", 3)
+    facts = build.eight_ranks()
+    spans = {r.rank: r.spans for r in timeline(facts).rows}
+    monkeypatch.undo()
+    every = {r.rank: r.spans for r in timeline(facts).rows}
+    for rank, few in spans.items():
+        assert sorted(s.end - s.start for s in few) == sorted(s.end - s.start for s in every[rank])[-3:]
 
 
 def test_timeline_has_three_lanes_on_one_clock():
