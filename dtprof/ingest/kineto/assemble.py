@@ -118,11 +118,13 @@ def _second_writer(c: Collected, tracks: Sequence[tuple[str, str]]) -> tuple[int
     the thread was lost there; or, where the seam happens to read as JSON, that the first process is not heard of again and
     the trace names the second and not the first, whose names would have come later.
     """
-    codes = [code for code, cat in enumerate(c.cat[1].values) if cat in HOST_CATS]
-    host = np.flatnonzero(np.isin(c.cat[0], codes))
-    pid_code = {pid: i for i, pid in enumerate(dict.fromkeys(pid for pid, _ in tracks))}
-    if not len(host) or len(pid_code) < 2:
+    is_host = np.array([cat in HOST_CATS for cat in c.cat[1].values] + [False])[c.cat[0]]
+    on_host = np.zeros(len(tracks), bool)
+    on_host[c.track[is_host]] = True
+    if len({tracks[t][0] for t in np.flatnonzero(on_host).tolist()}) < 2:
         return None
+    host = np.flatnonzero(is_host)
+    pid_code = {pid: i for i, pid in enumerate(dict.fromkeys(pid for pid, _ in tracks))}
     pids = np.array([pid_code[pid] for pid, _ in tracks])[c.track[host]]
     others = np.flatnonzero(pids != pids[0])
     # a single event of another process is more likely a damaged pid
