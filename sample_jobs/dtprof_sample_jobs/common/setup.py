@@ -73,7 +73,7 @@ def train(
     name: str,
     args: argparse.Namespace,
     me: World,
-    step: Callable[[int], Tensor],
+    step: Callable[[int], Tensor | None],
     *,
     mesh: Mesh | None = None,
     faults: Faults | None = None,
@@ -82,7 +82,7 @@ def train(
     data_ranks: int | None = None,
     around: contextlib.AbstractContextManager[object] | None = None,
 ) -> None:
-    """Run ``step(k)``, which returns the loss, for every step, measured unless --no-dtprof says otherwise.
+    """Run ``step(k)``, which returns the loss or None, for every step, measured unless --no-dtprof says otherwise.
 
     ``mesh`` (the default is one axis, dp) goes to the manifest; ``faults`` are those that act at the end of a step; ``steps``
     is the number for this rank; ``sequences`` is what this rank trains on per step (--batch), ``data_ranks`` how many ranks
@@ -106,16 +106,19 @@ def train(
             loss = step(k)
             if faults is not None:
                 faults.end_of_step(k, me.device)
-            losses.append(loss.detach())
-            dtprof.step(loss=loss if loss.device.type == "cpu" else None, tokens=sequences * args.seq, samples=sequences)
+            if loss is not None:
+                losses.append(loss.detach())
+            on_host = loss is not None and loss.device.type == "cpu"
+            dtprof.step(loss=loss if on_host else None, tokens=sequences * args.seq, samples=sequences)
             if k == 0:
                 began = _now(me.device)
     seconds = _now(me.device) - began
     if args.losses:
         write_losses(args.losses, me.rank, losses)
-    if me.rank == 0 and losses:
-        first, last = losses[0].item(), losses[-1].item()
-        text = f"{name}: {count} steps on {me.size} ranks, loss {first:.4f} to {last:.4f}"
+    if me.rank == 0 and count:
+        text = f"{name}: {count} steps on {me.size} ranks"
+        if losses:
+            text += f", loss {losses[0].item():.4f} to {losses[-1].item():.4f}"
         if count > 1:
             tokens = sequences * args.seq * (data_ranks or me.size)
             text += ", " + _speed(args, me, tokens * (count - 1) / seconds)
