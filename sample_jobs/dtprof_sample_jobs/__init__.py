@@ -6,4 +6,7 @@ torchrun --nproc_per_node 2 -m dtprof_sample_jobs.ddp --out runs/ddp
 
 JOBS = {
     "ddp": "dtprof_sample_jobs.ddp",
+    "fsdp": "dtprof_sample_jobs.fsdp",
+    "pipeline": "dtprof_sample_jobs.pipeline",
+    "collectives": "dtprof_sample_jobs.collectives",
 }
