@@ -30,7 +30,10 @@ _OPS = (
 
 
 def dump() -> dict[str, Any] | None:
-    """The recorder's content, or None where this torch has none or nothing was recorded."""
+    """The recorder's content, or None where this torch has none or nothing was recorded.
+
+    Its own list of groups is empty on gloo once a second group was made; ``members`` has the ranks of every live group.
+    """
     import torch
 
     c10d = getattr(torch._C, "_distributed_c10d", None)
@@ -41,13 +44,23 @@ def dump() -> dict[str, Any] | None:
         text = function(True, False)
         found: dict[str, Any] = json.loads(text) if text else {}
         if found.get("entries"):
-            return found
+            return {**found, "members": _live_groups()}
     return None
+
+
+def _live_groups() -> dict[str, list[int]]:
+    """Name of each group that this process is in, as torch registered it -> its ranks."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return {}
+    return {name: dist.get_process_group_ranks(group) for group, name in dist.distributed_c10d._world.pg_names.items()}
 
 
 def operations(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Rows of collectives.jsonl (without order and step), in the order of issue."""
     members = {name: _ranks(group.get("ranks")) for name, group in (found.get("pg_config") or {}).items()}
+    members |= found.get("members", {})
     everyone = members.get("", members.get("0"))
     for entry in found["entries"]:
         group, description = (*entry.get("process_group", ()), "", "")[:2]

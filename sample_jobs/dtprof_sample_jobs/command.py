@@ -18,6 +18,8 @@ from typing import Any
 
 from dtprof.errors import DtprofError, InputError, MissingExtra
 from dtprof_sample_jobs import JOBS
+from dtprof_sample_jobs.lab.processes import run_ranks
+from dtprof_sample_jobs.lab.spec import LAB, LabSpec, lab_for
 
 FLIGHT_RECORDER_ENTRIES = "5000"
 
@@ -57,15 +59,22 @@ class JobCommand:
         if "-h" in words or "--help" in words:
             _parser(args.name).print_help()
             return 0
+        lab = late.lab or args.lab
+        os.environ.pop(LAB, None)
+        os.environ |= {LAB: lab} if lab else {}
         job = _job_options(args.name, words, ranks)
+        network = lab_for(lab, ranks, job.inject) if lab else None
         out = job.out or f"runs/{args.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        code = _launch(args.name, ranks, [*words, "--out", out], to_stderr=as_json)
+        code = _launch(args.name, ranks, [*words, "--out", out], to_stderr=as_json, network=network)
         return code if job.no_dtprof else _report(out, code, as_json)
 
 
 def _own_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="list the jobs and their options")
     parser.add_argument("--ranks", type=int, metavar="N", help="processes to start on this machine (2)")
+    parser.add_argument(
+        "--lab", metavar="SPEC", help="in a network lab: rate=1gbit,rtt=2ms,cpu=50%%,rate.1=200mbit (docs/lab.md)"
+    )
 
 
 def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -127,8 +136,8 @@ def _list_jobs(as_json: bool) -> int:
     return 0
 
 
-def _launch(name: str, ranks: int, words: list[str], *, to_stderr: bool) -> int:
-    """Run the job under torchrun with a rendezvous on a free loopback port; returns the exit code as a shell would."""
+def _launch(name: str, ranks: int, words: list[str], *, to_stderr: bool, network: LabSpec | None = None) -> int:
+    """Run the job in a lab, or under torchrun with a rendezvous on a free loopback port; its exit code as a shell has it."""
     run_id = uuid.uuid4().hex[:12]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks),
@@ -143,7 +152,10 @@ def _launch(name: str, ranks: int, words: list[str], *, to_stderr: bool) -> int:
     }
     if any(interface == "lo" for _, interface in socket.if_nameindex()):
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-    process = subprocess.Popen(command, stdout=sys.stderr.fileno() if to_stderr else None, env={**environment, **os.environ})
+    stdout = sys.stderr.fileno() if to_stderr else None
+    if network is not None:
+        return run_ranks(network, [sys.executable, "-m", JOBS[name], *words], {**environment, **os.environ}, stdout=stdout)
+    process = subprocess.Popen(command, stdout=stdout, env={**environment, **os.environ})
     try:
         code = process.wait()
     except KeyboardInterrupt:
