@@ -115,7 +115,12 @@ def test_dense_kernels_with_colliding_microseconds_are_not_suspect(tmp_path):
 def test_two_writers_of_one_file_are_named(tmp_path):
     other = small(1, 2, step=50, at=123_456)
     other.op("aten::a_long_name_that_moves_everything", 123_460, 123_470)
-    first, second = (json.dumps({**t.header, "traceEvents": t.events}) for t in (small(0, 2), other))
+    for event in other.events:
+        event["pid"] = 11 if event["pid"] == 10 else 1
+    one = small(0, 2)
+    for trace, pid in ((one, 10), (other, 11)):  # torch writes the names of the processes last
+        trace.events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": "python"}})
+    first, second = (json.dumps({**t.header, "traceEvents": t.events}) for t in (one, other))
     mixed = tmp_path / "rank0.json"
     mixed.write_text(first[: int(len(first) * 0.6)] + second[int(len(second) * 0.6) :])
     run = dtprof.open_run(mixed)
