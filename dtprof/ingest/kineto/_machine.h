@@ -187,6 +187,12 @@ static const char *step_header(Scan *s, const char *p, const char *e) {
         return MORE;
     if (q == BAD || events)
         return lose(s, FLAW_HEADER, start, start + 1);
+    const char *next = q;
+    SKIP_SPACE(next);
+    if (next >= e)
+        return MORE;
+    if (*next != ',' && *next != '}' && *next != '"') /* the value may have swallowed something */
+        return lose(s, FLAW_HEADER, start, start + 1);
     keep_raw(s, RAW_KEY, start + 1, end);
     keep_raw(s, RAW_VALUE, value, q);
     if (s->need_comma)

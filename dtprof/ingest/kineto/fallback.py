@@ -152,6 +152,11 @@ class PythonScanner:
             stop = -1
         if stop < 0 or is_events:
             return self._lose(kinds.HEADER, p, p + 1)
+        after = space(data, stop)
+        if after >= len(data):
+            raise More
+        if data[after] not in b',}"':  # the value may have swallowed something
+            return self._lose(kinds.HEADER, p, p + 1)
         self.columns.header.append((decode(data[p + 1 : end - 1])[0], self.base + value, data[value:stop]))
         if self.need_comma:
             self.columns.note(kinds.COMMA, self.base + p)
