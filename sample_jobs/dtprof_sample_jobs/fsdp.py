@@ -42,7 +42,6 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import dtprof
@@ -56,6 +55,10 @@ from dtprof_sample_jobs.common.model import GPT
 from dtprof_sample_jobs.common.options import check_common, common_parser, positive, read_options
 from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
 from dtprof_sample_jobs.common.update import make_optimizer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself uses there
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 STRATEGIES = ("zero3", "zero2", "zero1", "hsdp", "fsdp1")
 STATES = {
