@@ -125,7 +125,10 @@ def child(method: str, path: Path, python: str, cache: Path) -> dict[str, Any]:
     """Measure in a fresh process."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "DTPROF_CACHE": str(cache), "OPENBLAS_NUM_THREADS": "1"}
     command = [python, str(HERE / "ingest.py"), "--measure", method, "--path", str(path)]
-    ran = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    except OSError as error:
+        raise Skip(f"{python} cannot be started ({error.strerror})") from error
     if ran.returncode:
         raise Skip((ran.stderr.strip().splitlines() or ["no output"])[-1])
     found: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])

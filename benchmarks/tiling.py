@@ -16,7 +16,9 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 def tile(source: Path, target: Path, megabytes: float) -> int:
     """Write copies of ``source``, gzipped, to ``target``: about ``megabytes`` (10^6 bytes) of JSON; returns the exact size."""
-    text = (igzip.open if source.read_bytes()[:2] == b"\x1f\x8b" else open)(source, "rb").read()
+    text = source.read_bytes()
+    if text[:2] == b"\x1f\x8b":
+        text = igzip.decompress(text)
     opened = _EVENTS.search(text)
     if not opened:
         raise SystemExit(f"{source}: no traceEvents; give a Kineto trace")

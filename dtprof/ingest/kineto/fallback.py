@@ -135,6 +135,11 @@ class PythonScanner:
             return self._lose(kinds.GARBAGE, p, p)
         if byte != b'"':
             return self._lose(kinds.HEADER, p, p + 1)
+        return self._member(p)
+
+    def _member(self, p: int) -> int:
+        """Past the top-level member whose key opens at ``p``, or into its array of events."""
+        data = self.data
         end = string_end(data, p)
         colon = space(data, end)
         if colon >= len(data):
