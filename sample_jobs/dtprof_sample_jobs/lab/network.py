@@ -71,14 +71,17 @@ def lab(spec: LabSpec) -> Iterator[Lab]:
     name = keeper.lab_name(next(_numbers))
     program = [sys.executable, "-I", "-S", keeper.__file__, name]
     watch = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    relays: list[subprocess.Popen[str]] = []
     try:
-        _build(name, spec)
+        _build(name, spec, relays)
         yield Lab(name, spec, limit_cpus(name, spec.cpus))
     finally:
         with contextlib.suppress(BrokenPipeError):
             watch.communicate()
         if watch.returncode and (left := keeper.remove(name)):
             raise DtprofError(f"the lab could not be taken down: {', '.join(left)}", "remove it by hand")
+        for process in relays:
+            process.wait()
 
 
 def require_programs() -> None:
@@ -88,13 +91,13 @@ def require_programs() -> None:
             raise MissingExtra(f"the lab needs the program {program}, which is not installed", f"apt-get install {package}")
 
 
-def _build(name: str, spec: LabSpec) -> None:
+def _build(name: str, spec: LabSpec, relays: list[subprocess.Popen[str]]) -> None:
     hub, hosts = f"{name}-hub", [f"{name}-h{h}" for h in range(spec.hosts)]
     for space in (hub, *hosts):
         _call(["ip", "netns", "add", space])
         _settle(space)
     if spec.rtt_us:
-        _start_relay(hub, hosts, spec.rtt_us)
+        relays.append(_start_relay(hub, hosts, spec.rtt_us))
     else:
         _call(["ip", "-n", hub, "-batch", "-"], f"link add br0 type bridge\nlink set br0 mtu {MTU} up\n")
     for number, host in enumerate(hosts):
@@ -130,15 +133,18 @@ def _settle(space: str) -> None:
     _call([*_enter(space), "sh", "-e"], "\n".join(lines))
 
 
-def _start_relay(hub: str, hosts: list[str], rtt_us: int) -> None:
+def _start_relay(hub: str, hosts: list[str], rtt_us: int) -> subprocess.Popen[str]:
     command = [*_enter(hub), sys.executable, "-I", "-S", relay.__file__, str(rtt_us // 2), INTERFACE, *hosts]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdout, process.stderr:
         if process.stdout.readline() != "ready\n":
+            process.kill()
             said = process.stderr.read().strip().splitlines()
+            process.wait()
             raise InputError(f"the lab's relay cannot open TAP devices ({said[-1] if said else 'no word'})", _hint("tun"))
+    return process
 
 
 def _call(command: list[str], text: str | None = None) -> None:
