@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+
 from dtprof_sample_jobs.common.data import make_data
 from dtprof_sample_jobs.common.setup import make_model
 from dtprof_sample_jobs.common.update import make_optimizer

@@ -4,10 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dtprof_sample_jobs import fsdp  # noqa: E402
-
 import dtprof  # noqa: E402
 from dtprof.errors import InputError  # noqa: E402
+from dtprof_sample_jobs import fsdp  # noqa: E402
 from tests.jobs.one_process import losses_of, one_process  # noqa: E402
 
 SMALL = ["--steps", "4", "--layers", "2", "--dim", "32", "--seq", "16", "--vocabulary", "64"]

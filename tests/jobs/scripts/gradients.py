@@ -1,4 +1,4 @@
-"""gradients.py JOB FILE OPTION…: run a sample job; its gradients before the last optimizer step go to FILE.rank0, …, by name."""
+"""gradients.py JOB FILE OPTION…: run a sample job; its gradients before the last optimizer step go to FILE.rank0, …"""
 
 import sys
 from importlib import import_module
