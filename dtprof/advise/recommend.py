@@ -81,7 +81,8 @@ def header(study: Lens) -> str:
     if run.manifest.devices:
         bits.append(", ".join(run.manifest.devices))
     cost = run.manifest.own_cost
-    bits.append(f"own cost {percent(cost['fraction'])} (bound {percent(cost['high'])})" if cost else "own cost not known")
+    told = f"own cost {percent(cost.get('fraction'))} (bound {percent(cost.get('high'))})" if cost else "own cost not known"
+    bits.append(told)
     return " · ".join(bits)
 
 

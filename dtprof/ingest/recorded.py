@@ -20,6 +20,7 @@ import msgspec
 from dtprof.errors import DtprofError, NotATrace
 from dtprof.ingest.issued import join_issued
 from dtprof.ingest.kineto.reader import ingest_file
+from dtprof.ingest.lines import IssuedLine, StepLine
 from dtprof.ingest.match import match
 from dtprof.ingest.store import IngestStore, all_tables
 from dtprof.jsonl import read_lines
@@ -109,10 +110,13 @@ def _describe(path: Path, folders: dict[int, Path]) -> tuple[Manifest, list[Part
 
 
 def _read_part(folder: Path) -> Part | None:
+    """The part as it described itself; None where that is missing, damaged, or no process can be (a rank below 0)."""
     try:
-        return msgspec.json.decode((folder / "part.json").read_bytes(), type=Part)
+        part = msgspec.json.decode((folder / "part.json").read_bytes(), type=Part)
     except (OSError, msgspec.MsgspecError):
         return None
+    numbers = (part.rank or 0, part.attempt, part.window, part.world_size or 0)
+    return part if all(0 <= n < 2**31 for n in numbers) else None
 
 
 def _number(parts: list[Part], manifest: Manifest) -> None:
@@ -132,10 +136,17 @@ def _key(path: Path, folders: dict[int, Path]) -> dict[str, Any]:
 
 
 def _current(path: Path, key: dict[str, Any]) -> bool:
+    """Were the tables made from these raw files, and is every file of them there in its full size?"""
     try:
-        return bool(json.loads((path / "tables" / "key.json").read_bytes())["key"] == key)
+        kept = json.loads((path / "tables" / "key.json").read_bytes())
+        return bool(kept["key"] == key and kept["tables"] == _sizes(path / "tables"))
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _sizes(tables: Path) -> dict[str, int]:
+    """Bytes of every Parquet file below ``tables``, by relative path."""
+    return {str(f.relative_to(tables)): f.stat().st_size for f in sorted(tables.rglob("*.parquet"))}
 
 
 def _kept(path: Path, manifest: Manifest, parts: list[Part]) -> Run:
@@ -157,9 +168,11 @@ def _keep(path: Path, run: Run, key: dict[str, Any]) -> None:
         return
     try:
         (path / "tables" / "key.json").unlink(missing_ok=True)
+        for old in _sizes(path / "tables"):
+            (path / "tables" / old).unlink(missing_ok=True)
         write_tables(path / "tables", all_tables(run))
         clocks = {str(p.ordinal): (p.clock_offset_ns, p.clock_residual_ns) for p in run.parts}
-        write_json(path / "tables" / "key.json", {"key": key, "clocks": clocks})
+        write_json(path / "tables" / "key.json", {"key": key, "clocks": clocks, "tables": _sizes(path / "tables")})
     except OSError:
         return
 
@@ -186,18 +199,23 @@ def ingest_part(folder: Path, part: Part) -> dict[str, Table]:
     """All tables of one part folder."""
     quality: Quality = _life(folder, part)
     tables = _trace(folder, part, quality)
-    rows, bad = read_lines(folder / "steps.jsonl")
+    rows, bad = _lines(folder / "steps.jsonl", StepLine)
     if bad:
         quality.append(("steps.jsonl", "torn lines", bad, "those steps are not known"))
     tables["steps"] = merge_steps(tables.get("steps", Table.empty("steps")), rows)
     _merge_collectors(folder, tables, quality)
-    issued, torn = read_lines(folder / "collectives.jsonl")
+    issued, torn = _lines(folder / "collectives.jsonl", IssuedLine)
     if issued:
         tables.update(join_issued(tables, issued, part, quality))
     if torn:
         quality.append(("collectives.jsonl", "torn lines", torn, "those operations keep what the trace says"))
     tables["quality"] = Table.concat([tables.get("quality", Table.empty("quality")), quality_rows(quality)])
     return tables
+
+
+def _lines(path: Path, kind: type[msgspec.Struct]) -> tuple[list[dict[str, Any]], int]:
+    rows, bad = read_lines(path, kind)
+    return [msgspec.structs.asdict(row) for row in rows], bad
 
 
 def _life(folder: Path, part: Part) -> Quality:
@@ -247,20 +265,21 @@ def _trace(folder: Path, part: Part, quality: Quality) -> dict[str, Table]:
 
 
 def merge_steps(traced: Table, rows: list[dict[str, Any]]) -> Table:
-    """Steps of the step clock, with the trace's own borders where a step was traced (they share its events' clock)."""
-    seen = {int(s): i for i, s in enumerate(traced["step"].tolist())}
+    """Steps of the step clock, with the trace's own borders where a step was traced (they share its events' clock).
+
+    A traced step whose line was lost (the process was killed) is kept as the trace has it.
+    """
     if not rows:
         return traced
-    out = []
+    seen = {int(s): i for i, s in enumerate(traced["step"].tolist())}
+    known = {row["step"] for row in rows}
+    out = [traced.row(i) for step, i in seen.items() if step not in known]
     for row in rows:
-        step = row.get("step")
-        if not isinstance(step, int):
-            continue
-        at = seen.get(step)
+        at = seen.get(row["step"])
         captured = bool(row.get("captured")) and at is not None
         kind = row.get("kind")
         out.append({
-            "step": step,
+            "step": row["step"],
             "host_ts": int(traced["host_ts"][at]) if captured else row.get("host_ts"),
             "host_dur": int(traced["host_dur"][at]) if captured else row.get("host_dur"),
             "complete": bool(traced["complete"][at]) if captured else True,
@@ -269,7 +288,7 @@ def merge_steps(traced: Table, rows: list[dict[str, Any]]) -> Table:
             "captured": captured,
             "tokens": row.get("tokens"), "samples": row.get("samples"), "loss": row.get("loss"),
         })  # fmt: skip
-    return Table.from_rows("steps", out)
+    return Table.from_rows("steps", sorted(out, key=lambda row: row["host_ts"]))
 
 
 def _merge_collectors(folder: Path, tables: dict[str, Table], quality: Quality) -> None:

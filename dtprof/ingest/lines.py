@@ -1,0 +1,39 @@
+"""The lines of our own recordings that ingest itself reads; a line whose fields are of another kind counts as torn."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+# well inside what int64 and int32 columns hold
+Int64 = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
+Int32 = Annotated[int, Meta(gt=-(2**31), lt=2**31)]
+
+
+class StepLine(Struct, kw_only=True):
+    """One step of steps.jsonl: Unix ns and ns; what the job did not give is None."""
+
+    step: Int32
+    host_ts: Int64
+    host_dur: Annotated[int, Meta(ge=0, lt=2**62)]
+    captured: bool = False
+    kind: str | None = None
+    tokens: Int64 | None = None
+    samples: Int64 | None = None
+    loss: float | None = None
+
+
+class IssuedLine(Struct, kw_only=True):
+    """One operation of collectives.jsonl as the job issued it; ``created_ns`` is Unix ns, sizes are bytes."""
+
+    group: str | None = None
+    description: str | None = None
+    ranks: list[Int32] | None = None
+    seq: Int64 | None = None
+    op: str | None = None
+    peer: Int32 | None = None
+    bytes_in: Int64 | None = None
+    bytes_out: Int64 | None = None
+    dtype: str | None = None
+    created_ns: Int64 | None = None
