@@ -57,6 +57,7 @@ OPS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
     "send", "recv", "send_recv", "barrier", "other", "unknown",
 )  # fmt: skip
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 MEMORY_CATEGORIES = (
     "parameter", "gradient", "optimizer", "activation", "temporary", "communication", "input", "allocated", "reserved",
 )  # fmt: skip

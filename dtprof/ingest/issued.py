@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dtprof.run import Part
-from dtprof.schema import MISSING, MISSING32, OPS
+from dtprof.schema import MISSING, MISSING32, OPS, POINT_TO_POINT
 from dtprof.table import Table
 
 Issued = dict[str, Any]
@@ -27,28 +27,48 @@ def join_issued(tables: dict[str, Table], issued: Sequence[Issued], part: Part, 
         return {}
     order = open_rows[np.argsort(events["ts"][comm["event"][open_rows]], kind="stable")]
     starts = events["ts"][comm["event"][order]].tolist()
-    pairs = pair_up([(s, _known(b)) for s, b in zip(starts, comm["bytes_in"][order].tolist(), strict=True)], issued)
     rows = [comm.row(i) for i in range(len(comm))]
+    spans = [(s, _known(b)) for s, b in zip(starts, comm["bytes_in"][order].tolist(), strict=True)]
+    pairs = _pairs_of_a_kind(spans, [rows[row]["op"] for row in order.tolist()], issued)
     groups: dict[tuple[Any, ...], int] = {}
     group_rows: list[dict[str, Any]] = [
         tables["groups"].row(i) for i in range(len(tables.get("groups", Table.empty("groups"))))
     ]
-    spans: dict[int, tuple[int, int]] = {}
+    seen: dict[int, tuple[int, int]] = {}
     for at, operation in pairs:
         row, record = int(order[at]), issued[operation]
         rows[row].update(_row(record, _group(record, part, groups, group_rows)))
         event = int(comm["event"][row])
         if record.get("created_ns") is not None:
-            spans[int(record["created_ns"])] = (int(events["ts"][event]), int(events["ts"][event] + events["dur"][event]))
-    lost = len(order) - len(pairs)
-    if lost:
-        quality.append(
-            ("collectives.jsonl", "communication spans that no recorded operation explains", lost, "their group is not known")
-        )
+            seen[int(record["created_ns"])] = (int(events["ts"][event]), int(events["ts"][event] + events["dur"][event]))
+    joined = {at for at, _ in pairs}
+    _say_what_is_lost([rows[row]["op"] for place, row in enumerate(order.tolist()) if place not in joined], quality)
     out = {"comm": Table.from_rows("comm", rows), "groups": Table.from_rows("groups", group_rows)}
     if "buckets" in tables:
-        out["buckets"] = _bucket_times(tables["buckets"], spans)
+        out["buckets"] = _bucket_times(tables["buckets"], seen)
     return out
+
+
+def _pairs_of_a_kind(spans: list[tuple[int, int | None]], ops: list[str], issued: Sequence[Issued]) -> list[tuple[int, int]]:
+    """``pair_up``, apart for sends and receives: gloo's are in the trace and not among the recorded operations."""
+    pairs: list[tuple[int, int]] = []
+    for p2p in (False, True):
+        mine = [at for at, op in enumerate(ops) if (op in POINT_TO_POINT) is p2p]
+        theirs = [number for number, row in enumerate(issued) if (row.get("op") in POINT_TO_POINT) is p2p]
+        found = pair_up([spans[at] for at in mine], [issued[number] for number in theirs])
+        pairs += [(mine[at], theirs[number]) for at, number in found]
+    return pairs
+
+
+def _say_what_is_lost(ops: list[str], quality: Quality) -> None:
+    """Quality rows for spans without a record, by their operations."""
+    source, effect = "collectives.jsonl", "their group is not known"
+    peers = sum(op in POINT_TO_POINT for op in ops)
+    if peers:
+        quality.append((source, "sends and receives, which a CPU backend's flight recorder leaves out", peers, effect))
+    if len(ops) > peers:
+        what = "communication spans that no recorded operation explains"
+        quality.append((source, what, len(ops) - peers, effect))
 
 
 def pair_up(spans: Sequence[tuple[int, int | None]], issued: Sequence[Issued]) -> list[tuple[int, int]]:

@@ -13,10 +13,9 @@ from typing import Any
 from dtprof.catalogue.collectives import SYNCHRONISING, busbw_factor, size_bytes
 from dtprof.ingest.clock import Ends, align
 from dtprof.run import Run
-from dtprof.schema import MISSING, MISSING32
+from dtprof.schema import MISSING, MISSING32, POINT_TO_POINT
 from dtprof.table import Table
 
-POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 # an operation whose ends differ by more than this share of its longest participation does not end together
 _LOOSE_END = 0.5
 # group of rows whose source names no group at all
