@@ -38,9 +38,16 @@ enum {
 
 static inline int is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 static inline int is_digit(char c) { return (unsigned char)(c - '0') < 10; }
-#define SKIP_SPACE(p)                                                                                                            \
-    while (is_space(*(p)))                                                                                                       \
-    (p)++
+
+/* The first byte from p that is no white space; indentation goes eight spaces at a time. */
+static inline const char *skip_space(const char *p, const char *e) {
+    for (; is_space(*p); p++)
+        if (*p == '\n')
+            while (e - p > 8 && load8(p + 1) == 0x2020202020202020ull)
+                p += 8;
+    return p;
+}
+#define SKIP_SPACE(p) ((p) = skip_space(p, e))
 
 /* The closing quote of the string whose content starts at p. Control characters and bad escapes are let through. */
 static inline const char *string_end(const char *p, const char *e) {
