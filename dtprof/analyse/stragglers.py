@@ -93,6 +93,8 @@ def analyse(study: Lens) -> StragglerResult:
         return StragglerResult((), 0, "fewer than two ranks with steps")
     if len({p.rank for p in parts}) < len(parts):
         return StragglerResult((), 0, "several captures of one rank: ranks cannot be paired")
+    if len({(p.attempt, p.window) for p in study.run.parts if p.rank is not None}) > 1:
+        return StragglerResult((), 0, "the ranks were recorded in different runs or windows")
     if any(o.op in ("send", "recv", "send_recv") for o in comm.operations):
         return StragglerResult((), 0, "point-to-point traffic: ranks of different pipeline stages do different work")
     mine = {p.part: {s.step: s for s in settled(p.steps) if s.complete} for p in parts}
@@ -111,6 +113,11 @@ def analyse(study: Lens) -> StragglerResult:
 
 def _own(step: StepAccount) -> int:
     return sum(step.accounting[k] for k in OWN_KEYS)
+
+
+def least_share(steps: int) -> float:
+    """Excess that counts with this many steps, as a share of the others' own time."""
+    return _SHARE_MANY if steps >= _MANY_STEPS else _SHARE_FEW
 
 
 def excess_of(times: Floats, i: int, least: float) -> Excess | None:
@@ -151,8 +158,7 @@ def _straggler(
     by_phase: dict[str, Floats],
     i: int,
 ) -> Straggler | None:
-    share = _SHARE_MANY if len(common) >= _MANY_STEPS else _SHARE_FEW
-    least = max(_LEAST_NS, share * float(np.median(np.delete(own, i, axis=0))))
+    least = max(_LEAST_NS, least_share(len(common)) * float(np.median(np.delete(own, i, axis=0))))
     no_core = None if delays is None else round(location(delays[i] - np.median(np.delete(delays, i, axis=0), axis=0)))
     whole = excess_of(own if delays is None else np.maximum(own - delays, 0), i, least)
     by = {n: round(location(t[i] - np.median(np.delete(t, i, axis=0), axis=0))) for n, t in by_phase.items()}

@@ -15,6 +15,7 @@ from dtprof.errors import DtprofError, InputError, NotATrace
 from dtprof.ingest import cache
 from dtprof.ingest.kineto.build import PartData, build_part
 from dtprof.ingest.kineto.files import FileHint, hint_of, trace_files
+from dtprof.ingest.kineto.recordings import keep_apart
 from dtprof.ingest.kineto.scan import scan_file
 from dtprof.ingest.kineto.scan import sniff as sniff_file
 from dtprof.ingest.match import match
@@ -113,6 +114,7 @@ def assemble(path: Path, found: list[Ingested], extra: list[tuple[str, str, int,
     """A Run of the files read: ranks settled, parts numbered, what is odd reported."""
     quality: dict[int, list[tuple[str, str, int, str]]] = defaultdict(list)
     parts = settle_ranks([(f.part, hint_of(f.path)) for f in found], quality)
+    keep_apart(parts, quality)
     order = sorted(
         range(len(found)), key=lambda i: (parts[i].rank is None, parts[i].rank or 0, parts[i].attempt, parts[i].window, i)
     )
