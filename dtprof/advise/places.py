@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from dtprof.analyse.results import AccountingResult, settled
 from dtprof.findings import Severity
+from dtprof.numbers import named
 from dtprof.run import Run
 
 # share of the step from which a finding is high, or medium
@@ -33,6 +35,13 @@ def per_rank(accounting: AccountingResult, *keys: str) -> dict[int, float]:
             rank = part.rank if part.rank is not None else -1 - part.part
             out[rank] = float(np.mean([sum(s.accounting[k] for k in keys) for s in settled(part.steps)]))
     return out
+
+
+def who(keys: Iterable[int]) -> str:
+    """The processes of ``per_rank`` in words: ``ranks 0 to 7``; ``part 2`` where no rank is known."""
+    found = list(keys)
+    ranks, others = [k for k in found if k >= 0], [-1 - k for k in found if k < 0]
+    return " and ".join(named(word, numbers) for word, numbers in (("rank", ranks), ("part", others)) if numbers)
 
 
 def steps_of(accounting: AccountingResult) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import numpy as np
 from dtprof.advise.places import per_rank, ranks_of, step_ns
 from dtprof.advise.rules import RULES
 from dtprof.analyse.results import AccountingResult, CommResult, PartAccount, settled
-from dtprof.analyse.stragglers import StragglerResult
+from dtprof.analyse.stragglers import StragglerResult, least_share
 from dtprof.analyse.waiting import WaitingResult
 from dtprof.findings import SEVERITIES, Finding, Verdict
 from dtprof.numbers import counted, interval, named, percent, time
@@ -28,7 +28,11 @@ SHARE_WORDS = {
     "idle_checkpoint_ns": "waiting for checkpoints",
     "idle_other_ns": "idle for reasons that cannot be told",
 }
+# on a CPU job nothing is launched: idle is what no operator of the training threads covers
+_HOST_WORDS = {**SHARE_WORDS, "idle_host_ns": "outside any recorded operator"}
 _LEAD_SHARE = 0.05
+# a loss from this share on is no healthy step, whether a rule explains it or not
+_UNHEALTHY_SHARE = 0.25
 
 
 def rules() -> list[Rule]:
@@ -54,7 +58,11 @@ def verdict(study: Lens, found: list[Finding] | None = None) -> Verdict:
     if lead is None:
         return _healthy(head, study, shares)
     share, text = _headline(lead, study, shares)
-    return Verdict(head, text, lead.why, (lead.next, *_larger(share, lead, found, shares)))
+    return Verdict(head, text, lead.why, (lead.next, *_larger(share, lead, found, shares, _words(accounting))))
+
+
+def _words(accounting: AccountingResult) -> dict[str, str]:
+    return SHARE_WORDS if accounting.on_device else _HOST_WORDS
 
 
 def header(study: Lens) -> str:
@@ -77,6 +85,8 @@ def header(study: Lens) -> str:
         bits.append(counted(present, "rank") if not world or world == present else f"{present} of {counted(world, 'rank')}")
     else:
         bits.append(counted(len(run.parts), "process", "processes") + " without a rank")
+    recordings = len({p.attempt for p in run.parts})
+    bits += [f"{recordings} attempts or recordings, not compared"] if recordings > 1 else []
     bits += [comm.backend] if comm.backend else []
     if run.manifest.devices:
         bits.append(", ".join(run.manifest.devices))
@@ -117,7 +127,7 @@ def _headline(lead: Finding, study: Lens, shares: dict[str, float]) -> tuple[flo
     )
 
 
-def _larger(share: float, lead: Finding, found: list[Finding], shares: dict[str, float]) -> list[str]:
+def _larger(share: float, lead: Finding, found: list[Finding], shares: dict[str, float], words: dict[str, str]) -> list[str]:
     """The largest loss is named even when it is not the one with a culprit."""
     told = max(share, lead.share or 0.0)
     other = max((f for f in found if f is not lead), key=lambda f: f.share or 0.0, default=None)
@@ -126,12 +136,10 @@ def _larger(share: float, lead: Finding, found: list[Finding], shares: dict[str,
     if max(losses[key], (other.share or 0.0) if other else 0.0) <= told:
         return []
     if other is None or (other.share or 0.0) < losses[key] - 0.01:
-        return [f"larger still: {percent(losses[key])} of the step is {SHARE_WORDS[key]}"]
+        return [f"larger still: {percent(losses[key])} of the step is {words[key]}"]
     number = found.index(other) + 1
     what = (
-        f"{percent(losses[key])} of the step is {SHARE_WORDS[key]}"
-        if abs((other.share or 0.0) - losses[key]) < 0.01
-        else other.title
+        f"{percent(losses[key])} of the step is {words[key]}" if abs((other.share or 0.0) - losses[key]) < 0.01 else other.title
     )
     return [f"larger still: {what[0].lower()}{what[1:]} (finding {number})"]
 
@@ -165,8 +173,9 @@ def _healthy(head: str, study: Lens, shares: dict[str, float]) -> Verdict:
     """Nothing found: say so, and what would not have been seen."""
     accounting: AccountingResult = study.result("accounting")
     stragglers: StragglerResult = study.result("stragglers")
+    words = _words(accounting)
     parts = sorted(shares.items(), key=lambda item: -item[1])[:3]
-    budget = ", ".join(f"{percent(v)} {SHARE_WORDS[k]}" for k, v in parts if v >= 0.01)
+    budget = ", ".join(f"{percent(v)} {words[k]}" for k, v in parts if v >= 0.01)
     doubt = next((p.unreliable for p in accounting.parts if p.unreliable), "")
     if doubt:
         return Verdict(
@@ -177,8 +186,12 @@ def _healthy(head: str, study: Lens, shares: dict[str, float]) -> Verdict:
     else:
         limit = (
             f"compared {counted(stragglers.steps, 'step')} of {counted(len(ranks_of(accounting)), 'rank')}; "
-            f"a rank less than 10% slower than its peers would not be seen"
+            f"a rank less than {percent(least_share(stragglers.steps))} slower than its peers would not be seen"
         )
+    key = max((k for k in shares if k != "compute_ns"), key=lambda k: shares[k])
+    if shares[key] >= _UNHEALTHY_SHARE:
+        text = f"no rule names a cause; the step is {budget}"
+        return Verdict(head, text, limit, (f"look at what happens in the {percent(shares[key])} that is {words[key]}",))
     return Verdict(
         head, f"nothing stands out; the step is {budget}", limit, ("nothing to do; report again when the step time changes",)
     )

@@ -173,13 +173,13 @@ def _collective(number: int, group: str, by: str, entries: list[Entry]) -> dict[
     shortest, longest = min(e.dur for e in entries), max(e.dur for e in entries)
     end_skew = max(e.end for e in entries) - min(e.end for e in entries)
     one_sided = first.op not in SYNCHRONISING and first.op not in ("other", "unknown")
-    whole = n is not None and present == n and n > 1
+    whole = n is not None and present == n
     told = whole and first.op in SYNCHRONISING and end_skew <= max(_LOOSE_END * longest, 1000)
     sizes = {e.size for e in entries}
     size = sizes.pop() if len(sizes) == 1 else max((s for s in sizes if s is not None), default=None)
     steps = {e.step for e in entries}
-    last = [e for e in entries if e.dur == shortest] if told else []
-    algbw = size / shortest if told and size and shortest > 0 and first.op != "barrier" else None
+    last = [e for e in entries if e.dur == shortest] if told and n != 1 else []
+    algbw = size / shortest if told and n != 1 and size and shortest > 0 and first.op != "barrier" else None
     factor = busbw_factor(first.op, n) if n else None
     return {
         "id": number, "op": first.op, "group": group, "seq": first.seq, "bytes": size, "n": n, "n_present": present,

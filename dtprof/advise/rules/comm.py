@@ -120,7 +120,7 @@ class Exposed:
         worst = _worst(comm)
         evidence = [
             Evidence(f"{time(cost)} per step is exposed "
-            f"communication{' (waiting included where peers are missing)' if bound else ''};"
+            f"communication{' (waiting included where it cannot be told)' if bound else ''};"
                      f" {time(hidden)} more is hidden behind computing."),
             *_largest(worst),
         ]  # fmt: skip
@@ -136,7 +136,9 @@ class Exposed:
                 f"cannot be told apart: {missing}"
             )
             remedy = "report all ranks together: put their traces into one folder; then waiting and moving are told apart"
-            if present_all(study):
+            if _mostly_one_sided(comm):
+                remedy = "look at the senders: what do they do before the operations that their receivers wait in?"
+            elif present_all(study):
                 remedy = "measure again on a quieter machine: ends that differ hide who waited for whom"
         yield Finding(
             rule=self.id,
@@ -166,9 +168,17 @@ def _missing_peers(study: Lens) -> str:
     if world and present < world:
         return f"{present} of {world} ranks are present"
     comm: CommResult = study.result("comm")
+    if _mostly_one_sided(comm):
+        return "most of it is one-sided (send, receive, broadcast, …): their ranks need not end together"
     if any(o.n_present == o.n and o.transfer_ns is None and not o.one_sided for o in comm.operations):
         return "some operations do not end together on all ranks"
     return "the peers of these operations are not known"
+
+
+def _mostly_one_sided(comm: CommResult) -> bool:
+    """Does most of the time that is not told apart lie in operations that need not end together?"""
+    untold = [(o.one_sided, sum(o.dur_ns.values())) for o in comm.operations if o.transfer_ns is None]
+    return 2 * sum(spent for one_sided, spent in untold if one_sided) > sum(spent for _, spent in untold)
 
 
 def _worst(comm: CommResult) -> list[Operation]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of
+from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of, who
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.kernels import SHORT_NS
 from dtprof.analyse.results import AccountingResult, KernelResult
 from dtprof.findings import Evidence, Finding
-from dtprof.numbers import count, interval, named, percent, time
+from dtprof.numbers import count, interval, percent, time
 from dtprof.protocols import Lens
 
 _LAUNCH_SHARE = 0.15
@@ -32,6 +32,7 @@ class LaunchBound:
         kernels: KernelResult = study.result("kernels")
         if not accounting.on_device or any(p.unreliable for p in accounting.parts):
             return
+        accounting = AccountingResult(tuple(p for p in accounting.parts if p.steps and p.steps[0].on_device), True)
         whole = step_ns(accounting)
         idle = per_rank(accounting, "idle_host_ns")
         if not idle or (cost := float(np.mean(list(idle.values())))) < _LAUNCH_SHARE * whole:
@@ -45,8 +46,8 @@ class LaunchBound:
         evidence = [
             Evidence(f"{_range(idle)} per rank and step pass between the end of the last work and"
                      " the return of the next launch.", rows),
-            Evidence(f"{count(number)} compute kernels on {named('rank', ranks_of(accounting))}; {count(short)} "
-            f"are shorter than {time(SHORT_NS)}."
+            Evidence(f"{count(number)} compute kernels on {who(idle)}; {count(short)} {'is' if short == 1 else 'are'} "
+            f"shorter than {time(SHORT_NS)}."
                      f" All compute of a rank is {time(busy)} per step."),
         ]  # fmt: skip
         if blocked > 0.1 * cost:
@@ -54,7 +55,8 @@ class LaunchBound:
         yield Finding(
             rule=self.id,
             severity=severity_of(cost / whole),
-            title=f"The devices run dry: for {percent(cost / whole)} of the step no operation has been launched",
+            title=f"{'The device runs' if len(idle) == 1 else 'The devices run'} dry: "
+            f"for {percent(cost / whole)} of the step no operation has been launched",
             ranks=ranks_of(accounting),
             steps=steps_of(accounting),
             seconds_per_step=cost / 1e9,
@@ -108,31 +110,30 @@ class InputStall:
         cost = stalled[worst] if alone else float(np.mean(list(stalled.values())))
         if cost < _INPUT_SHARE * whole:
             return
-        ranks = (worst,) if alone else tuple(sorted(stalled))
+        late = (worst,) if alone else tuple(sorted(stalled))
+        waits = f"{who(late)} {'waits' if len(late) == 1 else 'wait'}"
         rows = {
             p.part: tuple(PartView(study.run, p.part).phase_rows("data").tolist())
             for p in accounting.parts
-            if not alone or p.rank == worst
+            if p.steps and (not alone or p.rank == worst or worst == -1 - p.part)
         }
         price = cost - float(np.median(rest)) if alone else cost
         yield Finding(
             rule=self.id,
             severity=severity_of(price / whole),
-            title=f"{named('rank', ranks).capitalize()} {'waits' if len(ranks) == 1 else 'wait'} {time(cost)} "
-            f"per step for input",
-            ranks=ranks,
+            title=f"{waits[0].upper()}{waits[1:]} {time(cost)} per step for input",
+            ranks=tuple(r for r in late if r >= 0),
             steps=steps_of(accounting),
             seconds_per_step=price / 1e9,
             evidence=(
                 Evidence(
                     "Idle inside the input ranges, per step: "
-                    + ", ".join(f"rank {r} {time(v)}" for r, v in sorted(stalled.items())[:8])
+                    + ", ".join(f"{who([r])} {time(v)}" for r, v in sorted(stalled.items())[:8])
                     + ".",
                     rows,
                 ),
             ),
-            why=f"{named('rank', ranks)} {'waits' if len(ranks) == 1 else 'wait'} for the data loader "
-            f"{time(cost)} per step, {percent(cost / whole)} of it",
+            why=f"{waits} for the data loader {time(cost)} per step, {percent(cost / whole)} of it",
             next="more loader workers, prefetching, or cheaper preprocessing; check the storage of that host"
             if alone
             else "more loader workers (num_workers), prefetching (prefetch_factor), pinned memory, or cheaper preprocessing",
