@@ -154,7 +154,7 @@ class Step:
         model = make_model(args, me.device)
         faults.plant(model.blocks)
         self.model = DataParallel(model) if args.data_parallel else wrap(model, args, faults)
-        self.optimizer = make_optimizer(model.parameters(), emulated=bool(args.emulate))
+        self.optimizer = make_optimizer(model.parameters(), kind=args.optimizer, rate=args.lr, emulated=bool(args.emulate))
         self.data = make_data(args, me.rank, me.size, faults)
 
     def __call__(self, k: int) -> Tensor:
@@ -192,22 +192,27 @@ class Step:
         return self.model.no_sync, contextlib.nullcontext
 
 
+def run(args: argparse.Namespace, me: World) -> None:
+    """Train."""
+    faults = Faults(args.inject, me.rank)
+    step = Step(args, me, faults)
+    train(
+        "ddp",
+        args,
+        me,
+        step,
+        faults=faults,
+        sequences=args.batch * args.accumulate,
+        steps=args.steps - (args.uneven if me.rank == 0 else 0),
+        around=step.join() if args.uneven else None,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """One rank of the job."""
     args = read_options(parser(), argv, check)
     with world(args.seed) as me:
-        faults = Faults(args.inject, me.rank)
-        step = Step(args, me, faults)
-        train(
-            "ddp",
-            args,
-            me,
-            step,
-            faults=faults,
-            sequences=args.batch * args.accumulate,
-            steps=args.steps - (args.uneven if me.rank == 0 else 0),
-            around=step.join() if args.uneven else None,
-        )
+        run(args, me)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dtprof_sample_jobs.common import recompute
 from dtprof_sample_jobs.common.emulate import Emulation, emulation
 from dtprof_sample_jobs.common.faults import COMMON, KINDS, check_faults, fault_option
 from dtprof_sample_jobs.common.model import ATTENTION
+from dtprof_sample_jobs.common.update import OPTIMIZERS
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -53,6 +54,8 @@ def common_parser(name: str, doc: str | None, faults: Sequence[str] = COMMON) ->
     add("--precision", choices=PRECISIONS, default="fp32", help="of the computation: fp32, tf32 (GPUs), bf16 (autocast)")
     add("--checkpointing", choices=recompute.MODES, default="none", help="activations computed again in backward (none)")
     add("--attention", choices=ATTENTION, default="sdpa", help="torch's fused attention, or written out (sdpa)")
+    add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="adamw or sgd (adamw; sgd with --emulate)")
+    add("--lr", type=float, metavar="RATE", help="learning rate (3e-4 for adamw, 0.1 for sgd)")
     add("--clip", type=float, metavar="NORM", help="clip the gradients to this norm")
     add("--seed", type=int, default=0, help="seed of model and data (0)")
     forms = ", ".join(KINDS[kind].form(kind) for kind in faults) or "nothing: this job has no faults"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import random
@@ -36,7 +37,11 @@ class World:
 
 @contextlib.contextmanager
 def world(seed: int) -> Iterator[World]:
-    """Join the process group: NCCL with a GPU per rank where there are GPUs, gloo on the CPU otherwise. Seeds everything."""
+    """Join the process group: NCCL with a GPU per rank where there are GPUs, gloo on the CPU otherwise. Seeds everything.
+
+    Make what holds the group (DDP, FSDP) in a function of its own, so that it is gone when the block ends: a reducer that goes
+    last takes the group with it while it holds Python's lock, and gloo's threads, which may need that lock, are never joined.
+    """
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -48,6 +53,7 @@ def world(seed: int) -> Iterator[World]:
     try:
         yield World(dist.get_rank(), dist.get_world_size(), torch.device("cuda" if cuda else "cpu"))
     finally:
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -7,11 +7,17 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+OPTIMIZERS = {"adamw": 3e-4, "sgd": 0.1}
 
-def make_optimizer(parameters: Iterable[nn.Parameter], *, emulated: bool = False, rate: float = 3e-4) -> torch.optim.Optimizer:
-    """Fused AdamW; plain SGD for emulated layers, whose optimizer is to take no time."""
-    if emulated:
-        return torch.optim.SGD(parameters, lr=0.1)
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], *, kind: str = "adamw", rate: float | None = None, emulated: bool = False
+) -> torch.optim.Optimizer:
+    """Fused AdamW or plain SGD, at ``rate`` or the usual one; always SGD for emulated layers, to take little time."""
+    kind = "sgd" if emulated else kind
+    rate = OPTIMIZERS[kind] if rate is None else rate
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=rate)
     return torch.optim.AdamW(parameters, lr=rate, fused=True)
 
 
