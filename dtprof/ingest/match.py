@@ -6,7 +6,7 @@ their order in the group, step by step where the whole sequences differ. ``match
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,16 +154,29 @@ def _by_key(group: str, by: str, keyed: dict[int, dict[Any, Entry]]) -> list[Mat
 
 
 def _by_step(group: str, by_part: dict[int, list[Entry]]) -> list[Matched]:
-    """Join by (step, op, bytes, occurrence); rows outside any step stay alone."""
+    """Join by (step, op, bytes, occurrence).
+
+    Rows outside any step stay alone, and so do those of a kind that parts have in different numbers in one step: which of
+    them is missing cannot be told.
+    """
+    counts: dict[Any, set[int]] = defaultdict(set)
+    for entries in by_part.values():
+        for kind, count in Counter(map(_kind, entries)).items():
+            counts[kind].add(count)
     keyed: dict[int, dict[Any, Entry]] = {}
     for part, entries in by_part.items():
-        count: dict[Any, int] = defaultdict(int)
+        seen: Counter[Any] = Counter()
         keyed[part] = {}
         for entry in entries:
-            kind = (entry.step, entry.op, entry.size) if entry.step is not None else ("alone", part, entry.row)
-            keyed[part][(*kind, count[kind])] = entry
-            count[kind] += 1
+            kind = _kind(entry)
+            alone = entry.step is None or len(counts[kind]) > 1
+            keyed[part][("alone", part, entry.row) if alone else (*kind, seen[kind])] = entry
+            seen[kind] += 1
     return _by_key(group, "order", keyed)
+
+
+def _kind(entry: Entry) -> tuple[int | None, str, int | None]:
+    return entry.step, entry.op, entry.size
 
 
 def _collective(number: int, group: str, by: str, entries: list[Entry]) -> dict[str, Any]:
