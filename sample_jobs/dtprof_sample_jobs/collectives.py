@@ -14,7 +14,6 @@ RUN/calibration.jsonl gets one line per measurement: docs/jobs.md says what is i
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -35,6 +34,7 @@ from dtprof_sample_jobs.common.faults import check_faults, fault_option
 from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.options import JobParser, positive, read_options
 from dtprof_sample_jobs.common.setup import World, world
+from dtprof_sample_jobs.lab.spec import lab_knob
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", UNEVEN, "broadcast", "reduce", "send_recv", "barrier")
 GROUPS = ("world", "halves", "pairs")
@@ -261,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         mesh = Mesh({"world": me.size})
         session = dtprof.profile(
             out, capture=(len(plan) + 1, 2 * len(plan) + 1) if trace else None, job="collectives",
-            knobs={**vars(args), "sizes": wanted, "lab": os.environ.get("DTPROF_LAB")},
+            knobs={**vars(args), "sizes": wanted, **lab_knob()},
             mesh=mesh.axes, coordinates=mesh.coordinates(), groups=made,
         )  # fmt: skip
         mine: list[Entry] = []

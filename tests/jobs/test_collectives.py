@@ -232,7 +232,9 @@ def test_the_report_sees_the_bandwidth_that_the_job_measured(permitted, tmp_path
     ops = "all_reduce,all_gather,all_to_all"
     words = ["--ops", ops, "--sizes", "1M,4M", "--no-links", "--no-concurrent", "--out", str(out)]
     assert main(["job", "collectives", "--ranks", "2", "--lab", "rate=500mbit", *words]) == 0
-    found = by_kind(dtprof.open_run(out))
+    opened = dtprof.open_run(out)
+    assert opened.manifest.knobs["lab"] == "rate=500mbit"
+    found = by_kind(opened)
     traced = [row for row in lines(out) if row["traced"]]
     assert len(traced) == 6
     for row in traced:

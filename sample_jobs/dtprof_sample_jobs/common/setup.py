@@ -24,6 +24,7 @@ from dtprof_sample_jobs.common.flops import flops_per_token, mfu
 from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.model import GPT
 from dtprof_sample_jobs.common.recompute import recompute
+from dtprof_sample_jobs.lab.spec import lab_knob
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def train(
         args.out or f"runs/{name}",
         capture=None if args.capture == "none" else args.capture,
         job=name,
-        knobs={k: v for k, v in vars(args).items() if k not in ("out", "losses")},
+        knobs={**{k: v for k, v in vars(args).items() if k not in ("out", "losses")}, **lab_knob()},
         mesh=mesh.axes,
         coordinates=mesh.coordinates(),
         groups=mesh.groups(),

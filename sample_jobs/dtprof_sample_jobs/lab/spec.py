@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,11 @@ class LabSpec:
         if not 0 <= rank < self.ranks:
             raise InputError(f"slow_link={rank}: there is no rank {rank}", f"ranks are 0 to {self.ranks - 1}")
         return replace(self, rates={**self.rates, self.host_of(rank): rate})
+
+
+def lab_knob() -> dict[str, str]:
+    """The lab that this process runs in, as one of its job's knobs; nothing outside a lab."""
+    return {"lab": os.environ[LAB]} if LAB in os.environ else {}
 
 
 def lab_for(text: str, ranks: int, faults: Iterable[Planted] = ()) -> LabSpec:
