@@ -60,6 +60,17 @@ def test_a_session_numbers_times_and_describes_steps(tmp_path):
     assert sorted(p.name for p in (tmp_path / "part00000").iterdir()) == ["part.json", "steps.jsonl"]
 
 
+def test_a_job_that_changes_its_directory_keeps_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with dtprof.profile("run", collectors=[Remembers()], job=3) as prof:
+        prof.step()
+        os.chdir("/")
+        prof.step()
+    assert part(tmp_path / "run" / "part00000").extra["failures"] == []
+    assert part(tmp_path / "run" / "part00000").extra["ended_ns"] is not None
+    assert read_manifest(tmp_path / "run" / "manifest.json").job == "3"
+
+
 def test_after_the_end_steps_are_nothing(tmp_path):
     with dtprof.profile(tmp_path, collectors=[]) as prof:
         prof.step()
@@ -311,3 +322,14 @@ def test_what_is_written_can_be_read_as_json(tmp_path):
     with dtprof.profile(tmp_path, collectors=[], capture=None, knobs={"path": Path("/x"), "nan": 1}) as prof:
         prof.step()
     assert json.loads((tmp_path / "manifest.json").read_text())["knobs"] == {"path": "/x", "nan": 1}
+
+
+def test_the_layout_that_a_job_states_goes_to_the_manifest(tmp_path):
+    layout = {"mesh": {"dp": 2, "pp": 1}, "coordinates": {0: {"dp": 0, "pp": 0}, 1: {"dp": 1, "pp": 0}}}
+    groups = [{"name": "dp", "axis": "dp", "ranks": [0, 1]}]
+    with dtprof.profile(tmp_path, capture=None, collectors=[], groups=groups, **layout) as prof:
+        prof.step()
+    manifest = read_manifest(tmp_path / "manifest.json")
+    assert manifest.mesh == layout["mesh"]
+    assert manifest.coordinates == {"0": {"dp": 0, "pp": 0}, "1": {"dp": 1, "pp": 0}}
+    assert manifest.groups == [{"backend": None, **groups[0]}]
