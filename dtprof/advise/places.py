@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from dtprof.analyse.results import AccountingResult, settled
 from dtprof.findings import Severity
 from dtprof.numbers import named
 from dtprof.run import Run
+from dtprof.schema import MISSING
 
 # share of the step from which a finding is high, or medium
 HIGH, MEDIUM = 0.15, 0.05
@@ -64,3 +66,16 @@ def ddp_models(run: Run) -> dict[int, list[dict[str, Any]]]:
             if isinstance(models, list) and models:
                 out[part.ordinal] = models
     return out
+
+
+def timed_steps(run: Run) -> list[float]:
+    """Lengths of the steps that the step clock saw, ns, mean over the ranks; warm-up left out where there are others."""
+    train: dict[int, list[int]] = defaultdict(list)
+    warm: dict[int, list[int]] = defaultdict(list)
+    for part in run.parts:
+        table = run.table("steps", part.ordinal)
+        columns = (table["step"].tolist(), table["host_dur"].tolist(), table.is_("kind", "warm-up").tolist())
+        for step, length, first in zip(*columns, strict=True):
+            if length != MISSING:
+                (warm if first else train)[step].append(length)
+    return [sum(found) / len(found) for found in (train or warm).values()]

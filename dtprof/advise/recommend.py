@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtprof.advise.places import per_rank, ranks_of, step_ns
+from dtprof.advise.places import per_rank, ranks_of, step_ns, timed_steps
 from dtprof.advise.rules import RULES
 from dtprof.analyse.results import AccountingResult, CommResult, PartAccount, settled
 from dtprof.analyse.stragglers import StragglerResult, least_share
@@ -52,7 +52,7 @@ def verdict(study: Lens, found: list[Finding] | None = None) -> Verdict:
     found = findings(study) if found is None else found
     head = header(study)
     if not any(p.steps for p in accounting.parts):
-        return _without_steps(head, accounting)
+        return _without_steps(head, study)
     shares = accounting.mean_shares()
     lead = _lead(found, ranks_of(accounting))
     if lead is None:
@@ -144,10 +144,17 @@ def _larger(share: float, lead: Finding, found: list[Finding], shares: dict[str,
     return [f"larger still: {what[0].lower()}{what[1:]} (finding {number})"]
 
 
-def _without_steps(head: str, accounting: AccountingResult) -> Verdict:
-    """No steps: say what the whole window held."""
+def _without_steps(head: str, study: Lens) -> Verdict:
+    """No step can be accounted for: say what the whole window held, or how long the steps were that only the clock saw."""
+    accounting: AccountingResult = study.result("accounting")
     busy = [p for p in accounting.parts if p.device.span_ns]
     nothing = "capture with steps marked: profile with prof.step() after every step"
+    timed = timed_steps(study.run)
+    if not busy and timed:
+        text = f"{counted(len(timed), 'step')} timed, median {time(float(np.median(timed)))}; nothing inside a step is recorded"
+        return Verdict(
+            head, text, "there is no trace of any whole step", ("choose a capture window that the loop reaches and passes",)
+        )
     if not busy:
         return Verdict(
             head, "no steps are marked and no device work is recorded", "there is nothing to account for", (nothing,)

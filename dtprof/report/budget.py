@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dtprof.advise.places import timed_steps
 from dtprof.analyse.results import ACCOUNTING, PartAccount, settled
 from dtprof.numbers import count, counted, listing
 from dtprof.report.facts import Facts
@@ -73,6 +74,13 @@ def shown(rows: Sequence[BudgetRow]) -> list[BudgetRow]:
     for row, name in picks:
         names.setdefault(rows.index(row), []).append(name)
     return [replace(rows[i], note="; ".join(filter(None, [", ".join(names[i]), rows[i].note]))) for i in sorted(names)]
+
+
+def no_steps(facts: Facts) -> str:
+    """Why no bar can be drawn: steps are not marked, or were timed by the step clock and never traced."""
+    if timed_steps(facts.run):
+        return "The steps of this run were timed but not traced, so what lies inside them is not known."
+    return "No step is marked in this run, so no time per step can be given. Mark steps with prof.step()."
 
 
 _HOST_TOTALS = {"span_ns": "span", "compute_ns": "compute", "comm_ns": "communication", "exposed_comm_ns": "of it exposed"}

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from dtprof.numbers import Scale, listing, percent, time
 from dtprof.report import charts, svg
-from dtprof.report.budget import MANY, BudgetRow, basis, budget, left_out, mean, shown
+from dtprof.report.budget import MANY, BudgetRow, basis, budget, left_out, mean, no_steps, shown
 from dtprof.report.charts_timeline import MOST_SPANS, timeline, timeline_figure
 from dtprof.report.facts import Facts
 from dtprof.report.html_tables import (
@@ -24,7 +24,6 @@ from dtprof.report.operations import select
 from dtprof.report.palette import PARTS, tokens
 from dtprof.report.wording import emphasis
 
-NO_STEPS = "No step is marked in this run, so no time per step can be given. Mark steps with <code>prof.step()</code>."
 SUMS = "The parts of each rank sum to its step exactly: nothing is counted twice, nothing is left over."
 ENDS_TOGETHER = (
     "An operation ends on all ranks together, so the shortest participation is the transfer and the rest of a rank’s "
@@ -102,7 +101,7 @@ def _budget(facts: Facts, rows: list[BudgetRow]) -> str:
     title = "Where the step goes"
     if not rows:
         clock = "Device" if facts.accounting.on_device else "Host"
-        words = f"{NO_STEPS} {clock} time of the whole capture; idle includes whatever lay between steps."
+        words = f"{_no_steps(facts)} {clock} time of the whole capture; idle includes whatever lay between steps."
         return _section(title, words, f'<div class="wide">{totals_table(facts)}</div>')
     drawn, scale = shown(rows), Scale.of(r.total for r in rows)
     average = mean(rows) if len(rows) > 1 else None
@@ -130,11 +129,15 @@ def _operations(facts: Facts) -> str:
     return _section(chosen.heading, sub, f'<div class="wide">{operations_table(facts, chosen)}</div>')
 
 
+def _no_steps(facts: Facts) -> str:
+    return escape(no_steps(facts)).replace("prof.step()", "<code>prof.step()</code>")
+
+
 def _timeline(facts: Facts) -> str:
     title = "Side by side in time"
     drawn = timeline(facts)
     if drawn is None:
-        return _section(title, NO_STEPS, "")
+        return _section(title, _no_steps(facts), "")
     which = f"step {drawn.step}" if len(facts.settled_steps) == 1 else f"step {drawn.step} (of median length)"
     sub = (
         f"One clock, zero when the first rank enters {which}; {time(drawn.end - drawn.start)} in all. Each rank from the top: "
@@ -179,7 +182,7 @@ def _missing(facts: Facts) -> str:
 
 def _numbers(facts: Facts, rows: list[BudgetRow]) -> str:
     if not rows:
-        return _section("The numbers", NO_STEPS, "", ' id="numbers"')
+        return _section("The numbers", _no_steps(facts), "", ' id="numbers"')
     steps = facts.settled_steps
     which = f"Step {steps[0]}" if len(steps) == 1 else f"Mean of steps {listing(steps)}"
     sub = f"{which}, ms. The parts sum to the step; hidden communication ran under compute or copies and is beside the sum."

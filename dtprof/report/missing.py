@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dtprof.advise.places import timed_steps
 from dtprof.analyse.results import settled
 from dtprof.numbers import NOT_KNOWN, count, listing, named, percent
 from dtprof.report.facts import Facts, QualityRow
@@ -77,7 +78,8 @@ def _steps(facts: Facts) -> Iterable[MissingRow]:
     if empty:
         who = _who(facts, [a.rank for a in empty if a.rank is not None], len(empty))
         effect = "no time per step; totals of the whole file only"
-        yield MissingRow(who, "steps", "No step is marked", count(len(empty)), effect)
+        what = "No step was traced" if timed_steps(facts.run) else "No step is marked"
+        yield MissingRow(who, "steps", what, count(len(empty)), effect)
     if not accounts:
         return
     used = facts.settled_steps

@@ -13,7 +13,7 @@ from rich.text import Text
 from dtprof.analyse.results import ACCOUNTING, Operation
 from dtprof.numbers import MILLISECONDS, NOT_KNOWN, Scale, fixed, percent, time
 from dtprof.report import text_bars as bars
-from dtprof.report.budget import MANY, basis, budget, left_out, mean, short_note, shown, totals
+from dtprof.report.budget import MANY, basis, budget, left_out, mean, no_steps, short_note, shown, totals
 from dtprof.report.facts import Facts
 from dtprof.report.missing import missing
 from dtprof.report.operations import detail, longest_wait, op_words, select, size_words, wait_sum, weight, why_unsplit
@@ -24,7 +24,6 @@ from dtprof.report.wording import cost, cost_scale, emphasis, evidence, is_comma
 NARROWEST, WIDEST = 40, 120
 WORST_HERE = 8
 MARGIN = 9
-NO_STEPS = "No step is marked in this run, so no time per step can be given. Mark steps with prof.step()."
 UNSPLIT = "Waits are not known where an operation is one-sided or incomplete ({}); ≤ is an upper bound."
 _SEVERITY = {"high": "bold red", "medium": "bold yellow", "low": "dim"}
 _MEANING = {"wait": "comm_wait_ns", "transfer": "comm_transfer_ns", "compute": "compute_ns"}
@@ -87,7 +86,7 @@ def _budget(facts: Facts, width: int, colour: bool, dark: bool) -> Iterable[Text
     every = budget(facts)
     yield _title("Where the step goes")
     if not every:
-        yield from _muted(f"{NO_STEPS} The whole capture, ms; idle includes whatever lay between steps.", width)
+        yield from _muted(f"{no_steps(facts)} The whole capture, ms; idle includes whatever lay between steps.", width)
         names, parts = totals(facts)
         cells = [[label for label, _ in parts], *([MILLISECONDS.text(v[i]) for _, v in parts] for i in range(len(names)))]
         yield from table([Column(h, c, i > 0, i) for i, (h, c) in enumerate(zip(["ms", *names], cells, strict=True))], width)

@@ -10,7 +10,10 @@ import pytest
 
 import dtprof
 from dtprof.analyse import study_of
+from dtprof.report.budget import no_steps
 from dtprof.report.document import document
+from dtprof.report.facts import gather
+from dtprof.report.missing import missing
 from dtprof.run import Part, write_json, write_manifest
 from tests.unit.kineto_maker import Trace, quality
 
@@ -113,3 +116,18 @@ def test_an_own_cost_without_numbers_is_not_known(run):
     whole = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**whole, "own_cost": {"other": 1.0}}))
     assert "own cost not known" in said(run)["verdict"]["header"]
+
+
+def test_steps_that_were_timed_but_never_traced_are_not_called_unmarked(run):
+    for rank in range(RANKS):
+        part = run / f"part{rank:05d}"
+        (part / "trace.json").unlink()
+        (part / "steps.jsonl").write_text(
+            "".join(json.dumps({"step": i, "host_ts": i * 10**9, "host_dur": 10**7, "kind": "train"}) + "\n" for i in range(5))
+        )
+    told = said(run)["verdict"]
+    assert told["verdict"].replace("\u00a0", " ") == "5 steps timed, median 10.0 ms; nothing inside a step is recorded"
+    assert "marked" not in " ".join([told["why"], *told["next"]])
+    facts = gather(study_of(dtprof.open_run(run)))
+    assert "timed but not traced" in no_steps(facts)
+    assert "No step was traced" in [row.what for row in missing(facts)]
