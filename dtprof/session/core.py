@@ -65,7 +65,7 @@ class Session:
         first, end = self.asked
         self.capture = (first, min(end, first + MAX_CAPTURED_STEPS))
         self.guard = Guard()
-        self._job, self._knobs, self._options = job, dict(knobs or {}), dict(options or {})
+        self._job, self._knobs, self._options = None if job is None else str(job), dict(knobs or {}), dict(options or {})
         self._layout = layout or Layout()
         self._wanted = collectors
         self._collectors: list[tuple[str, Collector, Status]] = []

@@ -25,6 +25,8 @@ class PartFolder:
     """
 
     def __init__(self, out: Path, who: Identity, key: str, started_ns: int) -> None:
+        # a job may change its working directory while it runs
+        out = out.absolute()
         self.out, self.key, self.started_ns = out, key, started_ns
         out.mkdir(parents=True, exist_ok=True)
         self.ordinal, self.window = self._claim(who)
