@@ -244,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     loss: Tensor = module(tokens) / args.accumulate
                 with dtprof.annotate("backward", microbatch=microbatch):
                     loss.backward()
+                    marks.close()
             return loss.detach()
 
         def step(k: int) -> Tensor:

@@ -15,7 +15,8 @@ Stages are slices of the model; with p ranks, m micro-batches, and per stage f f
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -131,12 +132,19 @@ class TaggedStage(PipelineStage):
     torch's own annotations (``PP:1F0``) exist in schedules with several stages per rank only, and contain the waiting.
     """
 
-    microbatch: int | None = None
+    marks: BackwardMarks
+
+    @contextlib.contextmanager
+    def marked(self, name: str, phase: str, microbatch: int) -> Iterator[None]:
+        """The range around one pass."""
+        self.marks.microbatch = microbatch
+        with dtprof.annotate(name, phase=phase, microbatch=microbatch, stage=self.stage_index):
+            yield
+            self.marks.close()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The forward pass."""
-        self.microbatch = fwd_chunk_id
-        with dtprof.annotate("forward", microbatch=fwd_chunk_id, stage=self.stage_index):
+        with self.marked("forward", "forward", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
@@ -144,12 +152,12 @@ class TaggedStage(PipelineStage):
     ) -> Any:
         """The backward pass, or its part for the input."""
         name = "backward" if full_backward else "backward input"
-        with dtprof.annotate(name, phase="backward", microbatch=bwd_chunk_id, stage=self.stage_index):
+        with self.marked(name, "backward", bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The part of the backward pass for the weights."""
-        with dtprof.annotate("backward weight", phase="backward", microbatch=bwd_chunk_id, stage=self.stage_index):
+        with self.marked("backward weight", "backward", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
@@ -172,13 +180,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             if args.checkpoint_stages is None or number in args.checkpoint_stages:
                 recompute(part.blocks.values(), args.checkpointing)
             Faults(args.inject, me.rank, number).plant(list(part.blocks.values()))
-            BackwardMarks(part.blocks.items())
         group = mesh.device_mesh(me.device.type).get_group("pp")
         held = [TaggedStage(part, n, stages, me.device, group=group) for n, part in slices.items()]
+        for stage, part in zip(held, slices.values(), strict=True):
+            stage.marks = BackwardMarks(part.blocks.items())
 
         def loss_of(output: Tensor, targets: Tensor) -> Tensor:
             last = held[-1]
-            with dtprof.annotate("loss", phase="forward", microbatch=last.microbatch, stage=last.stage_index):
+            with dtprof.annotate("loss", phase="forward", microbatch=last.marks.microbatch, stage=last.stage_index):
                 return model.loss(output, targets)
 
         schedule = SCHEDULES[args.schedule](held[0] if args.schedule in ONE_STAGE else held, micro, loss_fn=loss_of)

@@ -124,6 +124,10 @@ def complete(run, schedule, steps, micro):
                     assert {events.text("phase")[row] for row in marked["forward"]} == {"forward"}
                     rows = marked["backward"] + marked["backward input"] + marked["backward weight"]
                     assert {events.text("phase")[row] for row in rows} == {"backward"}
+        for step in steps:
+            rows = sorted(row for key, (row, *_) in found.items() if key[0] in kinds and key[1] == step)
+            ends = events["ts"][rows] + events["dur"][rows]
+            assert (ends[:-1] <= events["ts"][rows][1:]).all(), "passes of a rank overlap"
         extra = {kind for kind, *_ in found} - kinds - {"block", "block backward", "loss"}
         assert not extra
 

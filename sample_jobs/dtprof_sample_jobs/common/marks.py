@@ -27,7 +27,7 @@ class BackwardMarks:
 
     def _mark(self, layer: str, block: nn.Module) -> None:
         def begin(_grad: Tensor) -> None:
-            self._end()
+            self.close()
             opened = dtprof.annotate("block backward", phase="backward", microbatch=self.microbatch, layer=layer)
             self._open = layer, opened
             opened.__enter__()
@@ -35,7 +35,7 @@ class BackwardMarks:
         def end(_grad: Tensor) -> None:
             # the input is the output of the block before, which has begun by now
             if self._open is not None and self._open[0] == layer:
-                self._end()
+                self.close()
 
         def after_forward(_block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             if inputs[0].requires_grad and output.requires_grad:
@@ -44,7 +44,8 @@ class BackwardMarks:
 
         block.register_forward_hook(after_forward)
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the range that is open, at the end of a pass: one for the weights alone ends in no block's input."""
         opened, self._open = self._open, None
         if opened is not None:
             opened[1].__exit__(None, None, None)
