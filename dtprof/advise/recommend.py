@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from dtprof.advise.places import per_rank, ranks_of, step_ns, timed_steps
+from dtprof.advise.places import per_rank, ranks_of, step_ns, timed_steps, who
 from dtprof.advise.rules import RULES
 from dtprof.analyse.results import AccountingResult, CommResult, PartAccount, settled
 from dtprof.analyse.stragglers import StragglerResult, least_share
 from dtprof.analyse.waiting import WaitingResult
 from dtprof.findings import SEVERITIES, Finding, Verdict
+from dtprof.ingest.kineto.damage import FLAWS, GZIP_BAD, GZIP_CUT, TRUNCATED
 from dtprof.numbers import counted, interval, named, percent, time
 from dtprof.plugins import loaded
 from dtprof.protocols import Lens, Rule
@@ -47,7 +50,26 @@ def findings(study: Lens) -> list[Finding]:
 
 
 def verdict(study: Lens, found: list[Finding] | None = None) -> Verdict:
-    """Header, VERDICT, WHY and NEXT of a run."""
+    """Header, VERDICT, WHY and NEXT of a run; files that were cut off come first in NEXT."""
+    told = _verdict(study, found)
+    return replace(told, next=(*_cut_off(study), *told.next))
+
+
+def _cut_off(study: Lens) -> list[str]:
+    """A file that ends too early says nothing of what came later: every share lacks it."""
+    cut = set()
+    for part in study.run.parts:
+        rows = study.run.table("quality", part.ordinal)
+        if rows.is_("what", FLAWS[TRUNCATED], GZIP_CUT, GZIP_BAD).any():
+            cut.add(part.rank if part.rank is not None else -1 - part.ordinal)
+    if not cut:
+        return []
+    return [
+        f"capture again: the trace of {who(sorted(cut))} is cut off, and what came after the cut is in none of these numbers"
+    ]
+
+
+def _verdict(study: Lens, found: list[Finding] | None) -> Verdict:
     accounting: AccountingResult = study.result("accounting")
     found = findings(study) if found is None else found
     head = header(study)

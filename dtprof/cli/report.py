@@ -53,6 +53,8 @@ def read(path: str) -> Facts:
     from dtprof.ingest import open_run
     from dtprof.report.facts import gather
 
+    if not path:
+        raise InputError("PATH is empty", "give a run directory, a trace file, or a folder of traces")
     with progress_bar() as progress:
         return gather(study_of(open_run(path, progress=progress)))
 

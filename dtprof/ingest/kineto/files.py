@@ -84,7 +84,7 @@ def _walk(folder: Path) -> list[Path]:
             continue
         if entry.is_dir():
             found += [p for p in entry.iterdir() if p.is_file() and not p.name.startswith(".")]
-        elif entry.is_file():
+        elif entry.is_file() or (entry.is_symlink() and not entry.exists()):
             found.append(entry)
     return found
 

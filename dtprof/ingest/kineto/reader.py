@@ -14,9 +14,9 @@ from typing import Any
 from dtprof.errors import DtprofError, InputError, NotATrace
 from dtprof.ingest import cache
 from dtprof.ingest.kineto.build import PartData, build_part
-from dtprof.ingest.kineto.files import FileHint, hint_of, trace_files
+from dtprof.ingest.kineto.files import FileHint, find, hint_of, trace_files
 from dtprof.ingest.kineto.recordings import keep_apart
-from dtprof.ingest.kineto.scan import scan_file
+from dtprof.ingest.kineto.scan import scan_file, what_is
 from dtprof.ingest.kineto.scan import sniff as sniff_file
 from dtprof.ingest.match import match
 from dtprof.ingest.store import IngestStore
@@ -25,6 +25,8 @@ from dtprof.table import Table
 
 # above this many bytes of trace files, tables stay in the cache until they are asked for
 KEEP_BYTES = 64 * 2**20
+# files that are passed over and named one by one
+_NAMED = 5
 
 Progress = Callable[[str, int, int], None]
 
@@ -69,7 +71,8 @@ class KinetoReader:
         Options: ``executor`` (a ``concurrent.futures.Executor``; default threads, one per core), ``cache`` (default
         true), ``progress`` (called with file name, files done, files in all). Raises InputError where nothing can be read.
         """
-        files = trace_files(path)
+        looked = find(path)
+        files = looked.traces
         if not files:
             raise NotATrace(
                 f"{path}: no torch.profiler trace in this folder", "give the folder that holds the *.json or *.json.gz traces"
@@ -78,7 +81,23 @@ class KinetoReader:
         if not found:
             raise failed[0][1]
         extra = [(f.name, f"cannot be read: {error.message}", 1, "left out of everything") for f, error in failed]
+        extra += _passed_over(looked.passed_over)
         return assemble(path, found, extra)
+
+
+def _passed_over(files: Sequence[Path]) -> list[tuple[str, str, int, str]]:
+    """JSON and gzip files of the folder that are no traces: a rank may hide behind an empty file or a dead link."""
+    rows = []
+    for file in files[:_NAMED]:
+        try:
+            what = what_is(file)
+        except (DtprofError, OSError) as error:
+            what = error.message if isinstance(error, DtprofError) else f"cannot be read ({error.strerror})"
+        rows.append((file.name, what, 1, "passed over"))
+    if len(files) > _NAMED:
+        more = len(files) - _NAMED
+        rows.append((files[_NAMED].name, "other files that are no traces", more, "passed over"))
+    return rows
 
 
 def ingest_all(

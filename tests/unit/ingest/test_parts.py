@@ -171,3 +171,23 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeyp
     monkeypatch.setenv("DTPROF_CACHE", str(blocked))
     path = small(0, 1).write(tmp_path / "rank0.json")
     assert dtprof.open_run(path).table("steps", 0)["step"].tolist() == [0, 1, 2]
+
+
+def test_files_that_are_no_traces_are_named(tmp_path):
+    small(0, 2).write(tmp_path / "rank0.json")
+    (tmp_path / "rank1.json").write_text("")
+    (tmp_path / "rank2.json").symlink_to(tmp_path / "gone.json")
+    for i in range(9):
+        (tmp_path / f"z{i}.json").write_text('{"a": 1}')
+    run = dtprof.open_run(tmp_path)
+    told = dict(quality(run))
+    assert told["the file is empty"] == 1
+    assert any("rank2.json: cannot be read" in what for what in told)
+    assert told["other files that are no traces"] == 6
+
+
+def test_a_trace_that_was_cut_off_is_the_first_thing_to_mend(tmp_path):
+    whole = small(0, 1).write(tmp_path / "rank0.json").read_text()
+    assert not any("cut off" in sentence for sentence in verdict(study(tmp_path)).next)
+    (tmp_path / "rank0.json").write_text(whole[: len(whole) // 2])
+    assert "the trace of rank 0 is cut off" in verdict(study(tmp_path)).next[0]
