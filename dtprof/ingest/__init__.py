@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def open_run(path: str | Path, **options: Any) -> Run:
     where = Path(path)
     if not where.exists():
         raise InputError(f"{where}: no such file or folder", "check the path")
+    if where.is_dir() and not os.access(where, os.R_OK | os.X_OK):
+        raise InputError(f"{where}: the folder may not be read", "check its permissions")
     for reader in readers():
         if reader.sniff(where):
             run = reader.read(where, options)

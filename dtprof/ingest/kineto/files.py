@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +63,11 @@ def find(path: Path | str) -> Found:
     if path.is_file():
         return Found((path,), ())
     try:
-        candidates = [p for p in _walk(path) if p.name.lower().endswith(_ENDINGS)]
+        every = _walk(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})", "check the path and its permissions") from error
-    traces = [p for p in candidates if sniff(p)]
+    candidates = [p for p in every if p.is_dir() or p.name.lower().endswith(_ENDINGS)]
+    traces = [p for p in candidates if not p.is_dir() and sniff(p)]
     return Found(tuple(sorted(traces, key=_order)), tuple(sorted(set(candidates) - set(traces))))
 
 
@@ -78,11 +80,14 @@ def trace_files(path: Path | str) -> list[Path]:
 
 
 def _walk(folder: Path) -> list[Path]:
+    """Files of a folder and of the folders in it; a folder among the results is one that may not be read."""
     found = []
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        if entry.is_dir() and not os.access(entry, os.R_OK | os.X_OK):
+            found.append(entry)
+        elif entry.is_dir():
             found += [p for p in entry.iterdir() if p.is_file() and not p.name.startswith(".")]
         elif entry.is_file() or (entry.is_symlink() and not entry.exists()):
             found.append(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -191,3 +192,17 @@ def test_a_trace_that_was_cut_off_is_the_first_thing_to_mend(tmp_path):
     assert not any("cut off" in sentence for sentence in verdict(study(tmp_path)).next)
     (tmp_path / "rank0.json").write_text(whole[: len(whole) // 2])
     assert "the trace of rank 0 is cut off" in verdict(study(tmp_path)).next[0]
+
+
+def test_a_folder_that_may_not_be_read_does_not_hide_the_others(tmp_path, monkeypatch):
+    small(0, 2).write(tmp_path / "rank0.json")
+    closed = tmp_path / "sub"
+    closed.mkdir()
+    small(1, 2).write(closed / "rank1.json")
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(closed) and may(path, mode))
+    run = dtprof.open_run(tmp_path)
+    assert run.ranks == [0]
+    assert any("sub: cannot be read" in what for what, _ in quality(run))
+    with pytest.raises(InputError, match="may not be read"):
+        dtprof.open_run(closed)
