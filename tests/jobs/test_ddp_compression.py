@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch")
 from dtprof_sample_jobs.common.compression import Residual, decode_signs, pack_signs  # noqa: E402
 
 CORPUS = [
-    "--data", "corpus", "--layers", "2", "--dim", "64", "--seq", "64", "--batch", "8", "--vocabulary", "256", "--steps", "120",
+    "--data", "corpus", "--layers", "1", "--dim", "64", "--seq", "32", "--batch", "8", "--vocabulary", "256", "--steps", "150",
     "--optimizer", "sgd", "--lr", "0.5", "--no-dtprof",
 ]  # fmt: skip
 RUNS = {
     "none": [],
-    "topk": ["--compress", "topk", "--top-k", "0.002"],
-    "topk_forgetful": ["--compress", "topk", "--top-k", "0.002", "--no-error-feedback"],
+    "topk": ["--compress", "topk", "--top-k", "0.0003"],
+    "topk_forgetful": ["--compress", "topk", "--top-k", "0.0003", "--no-error-feedback"],
     "onebit": ["--compress", "onebit"],
     "powersgd": ["--compress", "powersgd"],
 }
@@ -81,7 +81,7 @@ def last_loss(run, scripts, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["topk", "onebit", "powersgd"])
 def test_with_error_feedback_training_converges(last_loss, name):
-    assert last_loss[name] < last_loss["none"] + 0.1
+    assert last_loss[name] < last_loss["none"] + 0.2
 
 
 @pytest.mark.slow

@@ -226,12 +226,13 @@ def _late(_x: Tensor, ns: int) -> None:
 
 
 def _collect(_x: Tensor, ns: int) -> None:
-    """Collect garbage until ``ns`` have passed, to within half a collection."""
-    began = now = time.perf_counter_ns()
-    last = 0
-    while now - began + last / 2 < ns:
+    """Collect garbage until collecting has taken ``ns``, to within half a collection."""
+    spent, least = 0, ns
+    while spent + least / 2 < ns:
+        began = time.perf_counter_ns()
         gc.collect()
-        last, now = time.perf_counter_ns() - now, time.perf_counter_ns()
+        last = time.perf_counter_ns() - began
+        spent, least = spent + last, min(least, last)
 
 
 def fault_option(kinds: Sequence[str]) -> Callable[[str], Fault]:
