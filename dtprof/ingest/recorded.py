@@ -58,7 +58,7 @@ class RecordedReader:
                 f"{path}: a manifest but no part folder", "the job wrote nothing: see its log for lines that begin with dtprof"
             )
         manifest, parts = _describe(path, folders)
-        key = _key(path, folders)
+        key = {**_key(path, folders), "manifest": parts[0].extra.get("manifest_problem")}
         if options.get("cache", True) and _current(path, key):
             return _kept(path, manifest, parts)
         held = _ingest(folders, parts, options.get("executor"), options.get("progress"))
@@ -72,7 +72,12 @@ class RecordedReader:
 def _part_folders(path: Path) -> dict[int, Path]:
     """Part folders by ordinal that hold anything of ours."""
     found = {int(m.group(1)): p for p in sorted(path.iterdir()) if (m := _PART.match(p.name)) and p.is_dir()}
-    return {n: p for n, p in found.items() if any((p / name).exists() for name in ("part.json", "steps.jsonl", *_TRACES))}
+    names = ("part.json", "steps.jsonl", *_TRACES)
+    return {n: p for n, p in found.items() if _may_read(p) and any((p / name).exists() for name in names)}
+
+
+def _may_read(folder: Path) -> bool:
+    return os.access(folder, os.R_OK | os.X_OK)
 
 
 def _is_manifest(path: Path) -> bool:
@@ -102,6 +107,10 @@ def _describe(path: Path, folders: dict[int, Path]) -> tuple[Manifest, list[Part
         parts.append(part)
     if problem:
         parts[0].extra["manifest_problem"] = problem
+    if closed := [p.name for p in sorted(path.glob("part[0-9]*")) if _PART.match(p.name) and p.is_dir() and not _may_read(p)]:
+        parts[0].extra["closed_parts"] = closed
+    if manifest.own_cost is None and isinstance(cost := parts[0].extra.get("own_cost"), dict):
+        manifest.own_cost = {k: float(v) for k, v in cost.items() if isinstance(v, int | float)}
     _number(parts, manifest)
     manifest.parts = parts
     manifest.hosts = sorted({p.host for p in parts if p.host})
@@ -199,23 +208,26 @@ def ingest_part(folder: Path, part: Part) -> dict[str, Table]:
     """All tables of one part folder."""
     quality: Quality = _life(folder, part)
     tables = _trace(folder, part, quality)
-    rows, bad = _lines(folder / "steps.jsonl", StepLine)
-    if bad:
-        quality.append(("steps.jsonl", "torn lines", bad, "those steps are not known"))
+    rows = _lines(folder / "steps.jsonl", StepLine, quality, "those steps are not known")
     tables["steps"] = merge_steps(tables.get("steps", Table.empty("steps")), rows)
     _merge_collectors(folder, tables, quality)
-    issued, torn = _lines(folder / "collectives.jsonl", IssuedLine)
+    issued = _lines(folder / "collectives.jsonl", IssuedLine, quality, "those operations keep what the trace says")
     if issued:
         tables.update(join_issued(tables, issued, part, quality))
-    if torn:
-        quality.append(("collectives.jsonl", "torn lines", torn, "those operations keep what the trace says"))
     tables["quality"] = Table.concat([tables.get("quality", Table.empty("quality")), quality_rows(quality)])
     return tables
 
 
-def _lines(path: Path, kind: type[msgspec.Struct]) -> tuple[list[dict[str, Any]], int]:
-    rows, bad = read_lines(path, kind)
-    return [msgspec.structs.asdict(row) for row in rows], bad
+def _lines(path: Path, kind: type[msgspec.Struct], quality: Quality, effect: str) -> list[dict[str, Any]]:
+    """The whole lines of a file; what is torn or may not be read goes into ``quality``."""
+    try:
+        rows, bad = read_lines(path, kind)
+    except OSError as error:
+        quality.append((path.name, f"cannot be read: {error.strerror}", 1, effect))
+        return []
+    if bad:
+        quality.append((path.name, "torn lines", bad, effect))
+    return [msgspec.structs.asdict(row) for row in rows]
 
 
 def _life(folder: Path, part: Part) -> Quality:
@@ -239,6 +251,8 @@ def _life(folder: Path, part: Part) -> Quality:
                 "the last second of lines may be missing",
             )
         )
+    for name in part.extra.get("closed_parts") or []:
+        out.append((str(name), "the folder may not be read", 1, "that process is missing"))
     if problem := part.extra.get("manifest_problem"):
         out.append(("manifest.json", str(problem), 1, "job, command and mesh are not known"))
     for failure in part.extra.get("failures") or []:

@@ -131,3 +131,35 @@ def test_steps_that_were_timed_but_never_traced_are_not_called_unmarked(run):
     facts = gather(study_of(dtprof.open_run(run)))
     assert "timed but not traced" in no_steps(facts)
     assert "No step was traced" in [row.what for row in missing(facts)]
+
+
+def test_what_may_not_be_read_is_named_and_the_rest_is_there(run, monkeypatch):
+    closed, lines = run / "part00001", run / "part00000" / "steps.jsonl"
+    may, read = os.access, type(lines).read_bytes
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(closed) and may(path, mode))
+
+    def refuse(path):
+        if path == lines:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(type(lines), "read_bytes", refuse)
+    opened = dtprof.open_run(run)
+    assert opened.ranks == [0]
+    assert opened.table("steps", 0)["step"].tolist() == [0, 1, 2]
+    told = dict(quality(opened))
+    assert told["the folder may not be read"] == 1 and told["cannot be read: Permission denied"] == 1
+
+
+def test_a_manifest_that_comes_back_is_not_called_missing(run):
+    assert any("manifest.json: missing" in what for what, _ in quality(dtprof.open_run(run)))
+    write_manifest(run / "manifest.json", dtprof.open_run(run).manifest)
+    assert not any("manifest" in what for what, _ in quality(dtprof.open_run(run)))
+
+
+def test_own_cost_is_read_from_the_part_where_the_manifest_is_lost(run):
+    path = run / "part00000" / "part.json"
+    whole = json.loads(path.read_text())
+    whole["extra"]["own_cost"] = {"fraction": 0.01, "low": 0.005, "high": 0.02, "steps": 9}
+    path.write_text(json.dumps(whole))
+    assert "own cost 1.0% (bound 2.0%)" in said(run)["verdict"]["header"]
