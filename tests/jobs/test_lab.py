@@ -235,6 +235,36 @@ def test_busbw_is_the_shaped_rate(permitted, tmp_path, rate, op, size):
 
 
 @pytest.mark.slow
+def test_a_slow_link_and_ranks_of_one_host(permitted, tmp_path):
+    """Ranks 0 and 1 share a host, and so do 2 and 3, whose host sends at half of the rate; by the job's link probe."""
+    out = tmp_path / "run"
+    words = [
+        "--ops",
+        "barrier",
+        "--groups",
+        "world",
+        "--link-size",
+        "3M",
+        "--repeats",
+        "3",
+        "--capture",
+        "none",
+        "--no-concurrent",
+        "--no-dtprof",
+    ]
+    lab_words = ["--lab", "rate=200mbit,hosts=2", "--inject", "slow_link=3:100mbit"]
+    assert main(["job", "collectives", "--ranks", "4", *lab_words, *words, "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in (out / "calibration.jsonl").read_text().splitlines()]
+    speed = {tuple(row["ranks"]): row["bandwidth_gb_s"] for row in rows if row["kind"] == "link"}
+    assert len(speed) == 12
+    for pair, found in speed.items():
+        if {pair[0] // 2, pair[1] // 2} == {0, 1}:
+            assert found == pytest.approx(0.0125 if pair[0] >= 2 else 0.025, rel=0.1), pair
+        else:
+            assert found is None or found > 0.1, pair
+
+
+@pytest.mark.slow
 def test_nothing_is_left_after_fifty_runs_ten_of_them_killed(permitted, scripts):
     for number in range(50):
         spec = ("rate=1gbit", "rtt=2ms", "rate=200mbit,rtt=1ms")[number % 3]

@@ -68,10 +68,13 @@ def collective_row(mine: Sequence[Entry]) -> Entry:
 
 
 def link_row(entry: Entry) -> Entry:
-    """One line for one ordered pair: latency is half a small round trip, bandwidth that of what a large message adds to it."""
-    round_trip, median = statistics.median(entry["round_trip_ns"]), statistics.median(entry["times_ns"])
-    moving = median - round_trip
-    return {**entry, "latency_ns": round_trip / 2, "bandwidth_gb_s": entry["bytes"] / moving if moving > 0 else None}
+    """One line for one ordered pair: latency is half a small round trip, bandwidth that of what a large message adds to it.
+
+    The bandwidth is by the shortest times: a busy machine does not add the same to a small message and to a large one.
+    """
+    moving = min(entry["times_ns"]) - min(entry["round_trip_ns"])
+    latency = statistics.median(entry["round_trip_ns"]) / 2
+    return {**entry, "latency_ns": latency, "bandwidth_gb_s": entry["bytes"] / moving if moving > 0 else None}
 
 
 def table(rows: Sequence[Entry]) -> str:
