@@ -6,6 +6,7 @@ Both are in the order of issue, so that they join by order, bytes and time.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,19 +75,28 @@ def _say_what_is_lost(ops: list[str], quality: Quality) -> None:
 def pair_up(spans: Sequence[tuple[int, int | None]], issued: Sequence[Issued]) -> list[tuple[int, int]]:
     """Pairs (span, operation): each operation takes the first free span of its size that starts after it was issued.
 
-    Operations without a time of issue (``ddp_layout``) join in order within equal sizes.
+    ``spans`` are (start, size) in order of start. Operations without a time of issue (``ddp_layout``) join in order within
+    equal sizes.
     """
-    free = list(range(len(spans)))
+    free: dict[int | None, list[int]] = {}
+    for at, (_, width) in enumerate(spans):
+        free.setdefault(width, []).append(at)
     pairs = []
     for number, operation in enumerate(issued):
         created, size = operation.get("created_ns"), operation.get("bytes_in")
-        for place, at in enumerate(free):
-            start, width = spans[at]
-            if (created is None or start >= created) and (size is None or width is None or size == width):
-                pairs.append((at, number))
-                del free[place]
-                break
+        queues = list(free.values()) if size is None else [free.get(size, []), free.get(None, [])]
+        places = [(queue, _first_from(queue, created, spans)) for queue in queues]
+        queue, place = min(
+            places, default=([], 0), key=lambda found: found[0][found[1]] if found[1] < len(found[0]) else len(spans)
+        )
+        if place < len(queue):
+            pairs.append((queue.pop(place), number))
     return pairs
+
+
+def _first_from(queue: list[int], created: int | None, spans: Sequence[tuple[int, int | None]]) -> int:
+    """Place in ``queue`` of the first span that starts at ``created`` or later."""
+    return 0 if created is None else bisect_left(queue, created, key=lambda at: spans[at][0])
 
 
 def _known(value: int) -> int | None:

@@ -1,35 +1,49 @@
-"""Operations recorded at issue meet their spans, and never one of another kind."""
+"""Joining what was issued with where it ran: the same pairs as the plain search, whatever is missing."""
 
-from dtprof.ingest.issued import join_issued
-from dtprof.run import Part
-from dtprof.table import Table
+from __future__ import annotations
 
-PART = Part(ordinal=0, rank=0, backend="gloo")
+import random
 
+import pytest
 
-def spans(*rows):
-    """Tables with a communication span of (start, operation, bytes) each."""
-    events = [{"ts": ts, "dur": 5, "kind": "comm", "name": f"gloo:{op}", "lane": 0} for ts, op, _ in rows]
-    comm = [{"event": n, "op": op, "bytes_in": size} for n, (_, op, size) in enumerate(rows)]
-    return {"events": Table.from_rows("events", events), "comm": Table.from_rows("comm", comm)}
+from dtprof.ingest.issued import pair_up
 
 
-def issued(created, op, size):
-    return {"created_ns": created, "op": op, "bytes_in": size, "bytes_out": size, "ranks": [0, 1], "group": "0", "seq": 1}
+def plain(spans, issued):
+    """The definition: the first free span of the size that starts at the time of issue or later."""
+    free, pairs = list(range(len(spans))), []
+    for number, operation in enumerate(issued):
+        created, size = operation["created_ns"], operation["bytes_in"]
+        fits = [
+            a
+            for a in free
+            if (created is None or spans[a][0] >= created) and (None in (size, spans[a][1]) or size == spans[a][1])
+        ]
+        if fits:
+            pairs.append((fits[0], number))
+            free.remove(fits[0])
+    return pairs
 
 
-def test_a_send_does_not_take_the_record_of_an_all_reduce_of_its_size():
-    quality = []
-    tables = spans((10, "send", 64), (20, "all_reduce", 64), (30, "recv", 64))
-    comm = join_issued(tables, [issued(5, "all_reduce", 64)], PART, quality)["comm"]
-    assert [comm.row(n)["seq"] for n in range(3)] == [None, 1, None]
-    assert [(what, count) for _, what, count, _ in quality] == [
-        ("sends and receives, which a CPU backend's flight recorder leaves out", 2)
+@pytest.mark.parametrize("seed", range(200))
+def test_pairs_are_those_of_the_plain_search(seed):
+    rng = random.Random(seed)
+    sizes = [None, 4, 8, 8, 16][: rng.randint(1, 5)]
+    spans = [(start, rng.choice(sizes)) for start in sorted(rng.choices(range(40), k=rng.randint(0, 20)))]
+    issued = [
+        {"created_ns": rng.choice([None, rng.randint(0, 45)]), "bytes_in": rng.choice(sizes)} for _ in range(rng.randint(0, 20))
     ]
+    assert pair_up(spans, issued) == plain(spans, issued)
 
 
-def test_a_recorded_send_meets_its_span():
-    quality = []
-    comm = join_issued(spans((10, "send", 64), (20, "all_reduce", 64)), [issued(5, "send", 64)], PART, quality)["comm"]
-    assert [comm.row(n)["group"] for n in range(2)] == [0, None]
-    assert [(what, count) for _, what, count, _ in quality] == [("communication spans that no recorded operation explains", 1)]
+def test_operations_that_fit_nowhere_cost_no_search_of_everything():
+    spans = [(10 * i, 100) for i in range(20_000)]
+    looked = []
+
+    class Looked(list):
+        def __getitem__(self, at):
+            looked.append(at)
+            return super().__getitem__(at)
+
+    assert pair_up(Looked(spans), [{"created_ns": 0, "bytes_in": 99}] * 20_000) == []
+    assert len(looked) < 10 * len(spans)
