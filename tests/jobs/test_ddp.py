@@ -13,7 +13,7 @@ from dtprof_sample_jobs.common.data import make_data  # noqa: E402
 from dtprof_sample_jobs.common.setup import make_model  # noqa: E402
 from dtprof_sample_jobs.common.update import make_optimizer  # noqa: E402
 
-SMALL = ["--steps", "6", "--layers", "2", "--dim", "64", "--seq", "32", "--batch", "2", "--vocabulary", "256", "--no-dtprof"]
+SMALL = ["--steps", "5", "--layers", "2", "--dim", "64", "--seq", "32", "--batch", "2", "--vocabulary", "256", "--no-dtprof"]
 QUICK = {
     "plain": [],
     "accumulate": ["--accumulate", "3"],
@@ -30,7 +30,9 @@ MODES = {
     "clipped": ["--clip", "0.5"],
     "corpus": ["--data", "corpus"],
     "written_out": ["--attention", "math", "--checkpointing", "selective"],
-    "emulated": ["--emulate", "small"],
+    "emulated": ["--emulate", "head", "--lr", "0.01"],
+    "uneven_accumulated": ["--uneven", "2", "--accumulate", "2"],
+    "uneven_all_sent": ["--uneven", "2", "--compress", "topk", "--top-k", "1"],
     "all_sent": ["--compress", "topk", "--top-k", "1"],
     "fp16": ["--compress", "fp16"],
     "bf16": ["--compress", "bf16"],
@@ -46,7 +48,7 @@ def one_process(words, ranks):
     args = ddp.parser().parse_args(words)
     torch.manual_seed(args.seed)
     model = make_model(args, torch.device("cpu"))
-    optimizer = make_optimizer(model.parameters(), emulated=bool(args.emulate))
+    optimizer = make_optimizer(model.parameters(), rate=args.lr, emulated=bool(args.emulate))
     data = [make_data(args, rank, ranks) for rank in range(ranks)]
     losses, gradients = [[] for _ in range(ranks)], []
     for k in range(args.steps):
@@ -65,10 +67,11 @@ def one_process(words, ranks):
     return losses, gradients
 
 
-def trained(run, scripts, folder, ranks, modes):
+def trained(start, end, scripts, folder, ranks, modes):
     plan = [{"name": name, "module": "dtprof_sample_jobs.ddp", "words": SMALL + words} for name, words in modes.items()]
     (folder / "plan.json").write_text(json.dumps(plan))
-    run(ranks, [str(scripts / "jobs_in_turn.py"), str(folder / "plan.json")])
+    done = end(start(ranks, [str(scripts / "jobs_in_turn.py"), str(folder / "plan.json")]), timeout=280)
+    assert [rank.code for rank in done] == [0] * ranks, "\n".join(rank.output for rank in done)
     return folder
 
 
@@ -88,13 +91,13 @@ def compare(folder, ranks, mode):
 
 
 @pytest.fixture(scope="module")
-def quick(run, scripts, tmp_path_factory):
-    return trained(run, scripts, tmp_path_factory.mktemp("quick"), 2, QUICK)
+def quick(start, end, scripts, tmp_path_factory):
+    return trained(start, end, scripts, tmp_path_factory.mktemp("quick"), 2, QUICK)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def every(request, run, scripts, tmp_path_factory):
-    return request.param, trained(run, scripts, tmp_path_factory.mktemp(f"every{request.param}"), request.param, MODES)
+def every(request, start, end, scripts, tmp_path_factory):
+    return request.param, trained(start, end, scripts, tmp_path_factory.mktemp(f"every{request.param}"), request.param, MODES)
 
 
 @pytest.mark.parametrize("mode", QUICK)
