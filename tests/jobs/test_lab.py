@@ -21,6 +21,14 @@ from dtprof_sample_jobs.lab.network import lab
 from dtprof_sample_jobs.lab.spec import parse_lab
 
 HELD: set[str] = set()
+# prints the share of a core that a process got while it wanted all of one
+SPIN = """
+import time
+begin, used = time.perf_counter(), time.process_time()
+while time.perf_counter() - begin < 0.5:
+    pass
+print((time.process_time() - used) / (time.perf_counter() - begin))
+"""
 CPU_LIMITS = any(os.access(own, os.W_OK) for version, own in keeper.cpu_cgroups() if version == 1)
 
 
@@ -119,10 +127,12 @@ def test_a_rank_with_a_share_of_a_core_runs_in_a_cgroup_of_its_own(permitted):
             subprocess.run(made.inside(rank, ["cat", "/proc/self/cgroup"]), capture_output=True, text=True, check=True).stdout
             for rank in (0, 1)
         ]
+        used = subprocess.run(made.inside(1, [sys.executable, "-c", SPIN]), capture_output=True, text=True, check=True).stdout
         (group,) = cgroups(made.name)
         quota = int((group / "cpu.cfs_quota_us").read_text()) / int((group / "cpu.cfs_period_us").read_text())
     assert [made.name in text for text in where] == [False, True]
     assert quota == pytest.approx(0.3)
+    assert float(used) < 0.4
 
 
 def test_ranks_are_told_what_torchrun_would_tell_them(permitted):
