@@ -16,6 +16,8 @@ from dtprof.protocols import Lens
 
 _LAUNCH_SHARE = 0.15
 _INPUT_SHARE = 0.05
+# a device that computes less than this share of the step has room for a larger batch
+_MOSTLY_FREE = 0.5
 # one rank's input counts as its own when it is this many times the median of the others
 _APART = 2.0
 _SYNCHRONISING = ("Synchronize",)
@@ -65,10 +67,10 @@ class LaunchBound:
             f"of them shorter than {time(SHORT_NS)}"
             if (kernels.short_share or 0) > 0.5
             else "the host is busy or blocked between launches",
-            next="launch less: CUDA graphs around forward and backward, torch.compile(mode='reduce-overhead'), "
-            "or a larger batch",
-            apply="CUDA graphs or torch.compile(mode='reduce-overhead'); remove calls that synchronise; a "
-            "larger batch costs the device little here",
+            next="launch less: CUDA graphs around forward and backward, torch.compile(mode='reduce-overhead')"
+            + (", or a larger batch" if busy < _MOSTLY_FREE * whole else ""),
+            apply="CUDA graphs or torch.compile(mode='reduce-overhead'); remove calls that synchronise"
+            + ("; a larger batch costs the device little here" if busy < _MOSTLY_FREE * whole else ""),
             verify="measure again with the change: the idle time before launches should fall",
             share=cost / whole,
             bound=True,

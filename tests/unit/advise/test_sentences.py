@@ -48,6 +48,17 @@ def test_one_device_runs_dry_in_the_singular(tmp_path):
     assert any("compute kernels on part 0" in e.text for e in dry.evidence)
 
 
+def test_a_busy_device_is_not_offered_a_larger_batch_for_free(tmp_path):
+    for name, busy in (("busy", 8_000), ("free", 1_000)):
+        t = Trace()
+        for step in range(3):
+            at = 10_000 * step
+            t.step(step, at, at + 10_000)
+            t.run("gemm", at + 9_950 - busy, at + 9_960 - busy, at + 9_960)
+        (dry,) = found(t.write(tmp_path / f"{name}.json"))["host.launch_bound"]
+        assert ("larger batch" in dry.apply) == ("larger batch" in dry.next) == (name == "free")
+
+
 def test_one_sided_traffic_is_not_blamed_on_a_busy_machine(tmp_path):
     (exposed,) = found(write(tmp_path, "send", lambda rank: [0, 1]))["comm.exposed"]
     assert "one-sided" in exposed.why and "quieter machine" not in exposed.next
