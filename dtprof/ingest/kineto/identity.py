@@ -14,7 +14,7 @@ def identity(raw: RawTrace, source: str, events: Events) -> Part:
     """A part with ordinal 0 and all that the file says about its process; what it does not say stays None."""
     info = raw.header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    part = Part(ordinal=0, source=source, host=raw.header.get("host_name"), backend=info.get("backend"))
+    part = Part(ordinal=0, source=source, host=raw.header.get("host_name"), backend=info.get("backend"), extra={})
     part.world_size = info.get("world_size") if isinstance(info.get("world_size"), int) else None
     if isinstance(info.get("rank"), int):
         part.rank, part.rank_from = info["rank"], "distributedInfo"
@@ -26,11 +26,12 @@ def identity(raw: RawTrace, source: str, events: Events) -> Part:
             sizes = raw.args.get("Group size")
             if part.world_size is None and sizes is not None and len(sizes.values):
                 part.world_size = int(sizes.values.max())
+                part.extra["world_size_from"] = "the largest group: a lower bound"
     pids = np.unique(events.lanes.process[events.lanes.process > 0])
     part.pid = int(pids[0]) if len(pids) == 1 else None
     part.device = _device_name(raw, events)
     if len(events.ts):
-        part.extra = {"first_ns": int(events.ts[0]), "last_ns": int((events.ts + events.dur).max())}
+        part.extra |= {"first_ns": int(events.ts[0]), "last_ns": int((events.ts + events.dur).max())}
     return part
 
 

@@ -24,16 +24,16 @@ def keep_apart(parts: Sequence[Part], quality: Rows) -> None:
 
 
 def _by_world_size(parts: Sequence[Part], quality: Rows) -> None:
-    sizes = sorted({p.world_size for p in parts if p.world_size}, reverse=True)
+    stated = {i: p.world_size for i, p in enumerate(parts) if p.world_size and "world_size_from" not in p.extra}
+    sizes = sorted(set(stated.values()), reverse=True)
     if len(sizes) < 2:
         return
     stride = 1 + max(p.attempt for p in parts)
-    for i, part in enumerate(parts):
-        others = ", ".join(str(s) for s in sizes if s != part.world_size)
-        if part.world_size:
-            what = f"states a world of {part.world_size} ranks, other files one of {others}: not one job"
-            quality[i].append((part.source, what, 1, _EFFECT))
-            part.attempt += stride * sizes.index(part.world_size)
+    for i, size in stated.items():
+        others = ", ".join(str(s) for s in sizes if s != size)
+        what = f"states a world of {size} ranks, other files one of {others}: not one job"
+        quality[i].append((parts[i].source, what, 1, _EFFECT))
+        parts[i].attempt += stride * sizes.index(size)
 
 
 def _by_time(same: list[int], parts: Sequence[Part], quality: Rows) -> None:

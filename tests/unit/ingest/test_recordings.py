@@ -52,3 +52,15 @@ def test_files_without_a_clock_base_are_not_judged_by_their_times(tmp_path):
     for rank in (0, 1):
         write(tmp_path, rank, 2, base=rank * 60 * MINUTE)
     assert {p.attempt for p in dtprof.open_run(tmp_path).parts} == {0}
+
+
+def test_a_group_that_is_no_world_makes_no_other_job(tmp_path):
+    for rank, members in ((0, [0, 1]), (1, [0, 1, 2, 3])):
+        t = Trace()
+        t.run("ncclDevKernel_AllReduce", 1, 10, 20, 20, **{"Collective name": "allreduce", "Rank": rank,
+              "Group size": len(members), "Process Group Ranks": str(members), "Process Group Name": "0"})  # fmt: skip
+        t.write(tmp_path / f"{'ab'[rank]}.json")
+    run = dtprof.open_run(tmp_path)
+    assert run.ranks == [0, 1]
+    assert {p.attempt for p in run.parts} == {0}
+    assert not any("states a world" in what for what, _ in quality(run))
