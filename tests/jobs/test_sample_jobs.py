@@ -172,7 +172,7 @@ def test_gradients_are_unscaled_before_they_are_clipped():
 def test_an_emulated_model_has_the_bytes_and_the_operators_of_its_file(tmp_path):
     path = tmp_path / "layers.toml"
     path.write_text(
-        'width_bytes = 64\n[[layers]]\nforward_ms = 0.5\nbackward_ms = 1\nweight_share = 0.25\ntensors = [4096, 8]\n'
+        "width_bytes = 64\n[[layers]]\nforward_ms = 0.5\nbackward_ms = 1\nweight_share = 0.25\ntensors = [4096, 8]\n"
         '[[layers]]\nname = "b"\nrepeat = 2\nforward_ms = 0\nbackward_ms = 0\ntensors = [400]\n'
     )
     found = emulation(str(path))
