@@ -23,6 +23,7 @@ PREFIX = "dtprof-lab-"
 NETNS = Path("/run/netns")
 _NAME = re.compile(rf"({PREFIX}(\d+)-(\d+)-(\d+)-\d+)-(?:hub|h\d+|r\d+)")
 _PATIENCE_S = 10.0
+_ENDED_GRACE_S, _KILLED_GRACE_S = 0.1, 1.0
 
 
 def lab_name(number: int) -> str:
@@ -89,31 +90,36 @@ def stale() -> set[str]:
     return names
 
 
-def remove(name: str) -> list[str]:
-    """Remove one lab; returns in words what would not go away."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while members(name) and time.monotonic() < deadline:
-        for pid in members(name):
-            _kill(pid, name)
-        time.sleep(0.02)
+def remove(name: str, grace_s: float = 0.0) -> list[str]:
+    """Remove one lab; returns in words what would not go away.
+
+    The launcher may have started a process that is still on its way into the lab: such are waited for, for ``grace_s``.
+    The namespaces are held open meanwhile, so that their numbers, by which processes are recognised, belong to no other.
+    """
+    end, deadline = time.monotonic() + grace_s, time.monotonic() + _PATIENCE_S
     left = []
-    for group in cgroups(name):
-        try:
-            group.rmdir()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            left.append(f"cgroup {group} ({error.strerror})")
-    for space in namespaces(name):
-        done = subprocess.run(["ip", "netns", "del", space.name], capture_output=True, text=True, check=False)
-        if done.returncode and space.exists():
-            left.append(f"namespace {space.name} ({done.stderr.strip()})")
+    with contextlib.ExitStack() as held:
+        spaces = _identities(_open(namespaces(name), held))
+        while _kill_all(name, spaces) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for space in namespaces(name):
+            done = subprocess.run(["ip", "netns", "del", space.name], capture_output=True, text=True, check=False)
+            if done.returncode and space.exists():
+                left.append(f"namespace {space.name} ({done.stderr.strip()})")
+        while _kill_all(name, spaces) or _refused(name) or time.monotonic() < end:
+            if time.monotonic() > deadline:
+                left += [str(group) for group in cgroups(name)]
+                break
+            time.sleep(0.02)
     return left
 
 
 def members(name: str) -> set[int]:
     """Processes that live in a namespace or in a cgroup of the lab."""
-    spaces = _identities(namespaces(name))
+    return _members(name, _identities(namespaces(name)))
+
+
+def _members(name: str, spaces: set[tuple[int, int]]) -> set[int]:
     pids = {int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _identities([p / "ns" / "net"]) & spaces}
     for group in cgroups(name):
         with contextlib.suppress(OSError):
@@ -121,33 +127,57 @@ def members(name: str) -> set[int]:
     return pids - {os.getpid()}
 
 
-def _identities(paths: Iterable[Path]) -> set[tuple[int, int]]:
-    """Device and inode of namespaces; this process's own is never among them."""
-    own, found = os.stat("/proc/self/ns/net"), set()
+def _open(paths: Iterable[Path], held: contextlib.ExitStack) -> list[int]:
+    files = []
     for path in paths:
         with contextlib.suppress(OSError):
-            status = path.stat()
+            files.append(held.enter_context(path.open("rb")).fileno())
+    return files
+
+
+def _identities(places: Iterable[Path | int]) -> set[tuple[int, int]]:
+    """Device and inode of namespaces; this process's own is never among them."""
+    own, found = os.stat("/proc/self/ns/net"), set()
+    for place in places:
+        with contextlib.suppress(OSError):
+            status = os.stat(place)
             found.add((status.st_dev, status.st_ino))
     return found - {(own.st_dev, own.st_ino)}
 
 
-def _kill(pid: int, name: str) -> None:
-    """Kill a member of the lab, and no other process that has got its number meanwhile."""
-    with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)
+def _kill_all(name: str, spaces: set[tuple[int, int]]) -> bool:
+    """Kill the members of the lab, and no other process that has got the number of one meanwhile; True if there were any."""
+    found = _members(name, spaces)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            try:
+                if pid in _members(name, spaces):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+    return bool(found)
+
+
+def _refused(name: str) -> bool:
+    """Remove the cgroups of the lab; True if one would not go: someone has entered it, or has not quite left."""
+    refused = False
+    for group in cgroups(name):
         try:
-            if pid in members(name):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        finally:
-            os.close(handle)
+            group.rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError:
+            refused = True
+    return refused
 
 
 def main(name: str) -> int:
-    """Wait for standard input to end, then remove the lab."""
+    """Wait for standard input to end, then remove the lab; it ends without a word when the launcher was killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    left = remove(name)
+    ended = sys.stdin.buffer.read()
+    left = remove(name, _ENDED_GRACE_S if ended else _KILLED_GRACE_S)
     for what in left:
         print(f"dtprof: the lab left {what}", file=sys.stderr)
     return 1 if left else 0

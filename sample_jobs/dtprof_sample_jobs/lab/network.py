@@ -77,7 +77,7 @@ def lab(spec: LabSpec) -> Iterator[Lab]:
         yield Lab(name, spec, limit_cpus(name, spec.cpus))
     finally:
         with contextlib.suppress(BrokenPipeError):
-            watch.communicate()
+            watch.communicate(b"ended")
         if watch.returncode and (left := keeper.remove(name)):
             raise DtprofError(f"the lab could not be taken down: {', '.join(left)}", "remove it by hand")
         for process in relays:
