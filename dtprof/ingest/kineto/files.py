@@ -15,6 +15,8 @@ _RANK = (
     re.compile(r"(?:^|[^a-z])rank[-_=.]?(\d+)", re.I),
     re.compile(r"(?:^|[^a-z])worker[-_=.]?(\d+)", re.I),
 )
+# a folder names a rank only where that is what it is called: "lora_rank16" is an experiment
+_RANK_FOLDER = re.compile(r"^(?:(?:node|host)[-_]?\w*[-_])?(?:rank|worker)[-_=.]?(\d+)$", re.I)
 # torch's tensorboard_trace_handler: HOST_PID.NANOSECONDS.pt.trace.json; the host may hold dots and underscores
 _HANDLER = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.(?P<stamp>\d{10,20})\.pt\.trace\.json(?:\.gz)?$")
 _WINDOW = re.compile(r"\.(\d{10,20})\.pt\.trace\.json(?:\.gz)?$")
@@ -37,12 +39,17 @@ def hint_of(path: Path) -> FileHint:
     rank = _rank_in(name)
     handler, library, window = _HANDLER.match(name), _LIBKINETO.match(name), _WINDOW.search(name)
     if handler and rank is None:
-        return FileHint(_rank_in(path.parent.name), handler["host"], int(handler["pid"]), int(handler["stamp"]))
+        return FileHint(_rank_of(path.parent), handler["host"], int(handler["pid"]), int(handler["stamp"]))
     return FileHint(
-        rank if rank is not None else _rank_in(path.parent.name),
+        rank if rank is not None else _rank_of(path.parent),
         pid=int(library["pid"]) if library else None,
         window_ns=int(window[1]) if window else None,
     )
+
+
+def _rank_of(folder: Path) -> int | None:
+    found = _RANK_FOLDER.match(folder.name)
+    return int(found[1]) if found else None
 
 
 def _rank_in(name: str) -> int | None:

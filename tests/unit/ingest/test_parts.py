@@ -206,3 +206,13 @@ def test_a_folder_that_may_not_be_read_does_not_hide_the_others(tmp_path, monkey
     assert any("sub: cannot be read" in what for what, _ in quality(run))
     with pytest.raises(InputError, match="may not be read"):
         dtprof.open_run(closed)
+
+
+@pytest.mark.parametrize(
+    ("folder", "rank"),
+    [("rank3", 3), ("worker_2", 2), ("node1-rank5", 5), ("lora_rank16", None), ("rank_ablation_7", None), ("x_rank_0", None)],
+)
+def test_a_folder_names_a_rank_only_where_it_is_called_so(tmp_path, folder, rank):
+    (tmp_path / folder).mkdir()
+    path = small().write(tmp_path / folder / "trace.json")
+    assert dtprof.open_run(path).parts[0].rank == rank
