@@ -60,14 +60,19 @@ class Waiting:
             most = percent(sum(culprits[r] for r in blamed) / left)
             why = f"{who} {arrives} last in {counted(len(operations), 'operation')} and {most} of the waiting is for {them}"
             remedy = f"compare what {who} {does} before {named('operation', list(operations)[:6])} with the others"
+        elif (early := _early(waiting.by_victim)) is not None:
+            why = (
+                f"rank {early} arrives first and does nearly all of the waiting: it has less work than the others, or is faster"
+            )
+            remedy = f"give rank {early} as much work as the others have"
         else:
-            why = f"the ranks arrive last in turn ({shares}): work that varies from step to step or from rank to rank"
+            why = f"no single rank arrives last ({shares}): work that varies from step to step or from rank to rank"
             remedy = "even out the work of the ranks (sequence lengths, input), or look for noise on the hosts"
         return Finding(
             rule=self.id,
             severity=severity_of(left / whole),
             title=f"{percent(left / whole)} of the step is waiting inside communication, "
-            + (f"mostly for {who}" if blamed else "for different ranks in turn"),
+            + (f"mostly for {who}" if blamed else "for no single rank"),
             ranks=tuple(sorted(blamed or culprits)),
             steps=steps_of(study.result("accounting")),
             seconds_per_step=left / 1e9,
@@ -92,6 +97,12 @@ def _blamed(culprits: dict[int, float], left: float, ranks: int) -> list[int]:
             break
         few.append(rank)
     return few if len(few) <= max(1, ranks // 3) else []
+
+
+def _early(by_victim: dict[int, float]) -> int | None:
+    """The rank that waits alone for all the others; None where several wait, or there are only two."""
+    rank = max(by_victim, key=lambda r: by_victim[r])
+    return rank if len(by_victim) > 2 and by_victim[rank] >= _MAIN_SHARE * sum(by_victim.values()) else None
 
 
 def _transfer(comm: CommResult) -> str:

@@ -72,3 +72,14 @@ def test_verdict_speaks_of_several_late_ranks_in_the_plural(tmp_path):
     text = verdict(study(write(tmp_path, (0, 0, 900, 900, 900, 900))))
     assert text.why.endswith("of the waiting is for them")
     assert "what ranks 0, 1 do before" in text.next[0]
+
+
+def test_a_rank_that_waits_alone_is_early_and_the_others_are_not_late_in_turn(tmp_path):
+    text = verdict(study(write(tmp_path, (0, 0, 900, 0))))
+    assert text.why.startswith("rank 2 arrives first")
+    assert text.next[0] == "give rank 2 as much work as the others have"
+
+
+def test_two_late_ranks_of_four_are_no_single_one(tmp_path):
+    text = verdict(study(write(tmp_path, (0, 900, 900, 0))))
+    assert text.why.startswith("no single rank arrives last (rank 0 50%, rank 3 50%)")
