@@ -116,7 +116,7 @@ def check_slow_rank(runs):
 def check_late_collective(runs):
     comm, events = runs["late_collective"].table("comm", 0), runs["late_collective"].table("events", 0)
     rows = comm.take((comm["bytes_in"] == 4) & comm.is_("op", "all_reduce"))
-    waited = events["dur"][rows["event"]].min() / 1e6
+    waited = np.median(events["dur"][rows["event"]]) / 1e6
     assert waited == pytest.approx(MS, rel=0.1)
 
 
