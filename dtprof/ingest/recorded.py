@@ -32,7 +32,7 @@ from dtprof.table import Table
 _PART = re.compile(r"^part(\d{5})$")
 _TRACES = ("trace.json.gz", "trace.json")
 # to be raised whenever the same raw files would give other tables
-_INGEST_VERSION = 2
+_INGEST_VERSION = 3
 
 Quality = list[tuple[str, str, int, str]]
 
@@ -208,8 +208,10 @@ def ingest_part(folder: Path, part: Part) -> dict[str, Table]:
     """All tables of one part folder."""
     quality: Quality = _life(folder, part)
     tables = _trace(folder, part, quality)
+    named = len(quality)
     rows = _lines(folder / "steps.jsonl", StepLine, quality, "those steps are not known")
-    tables["steps"] = merge_steps(tables.get("steps", Table.empty("steps")), rows)
+    lost = len(quality) > named or part.extra.get("ended_ns") is None
+    tables["steps"] = merge_steps(tables.get("steps", Table.empty("steps")), rows, lost)
     _merge_collectors(folder, tables, quality)
     issued = _lines(folder / "collectives.jsonl", IssuedLine, quality, "those operations keep what the trace says")
     if issued:
@@ -278,16 +280,17 @@ def _trace(folder: Path, part: Part, quality: Quality) -> dict[str, Table]:
     return dict(read.tables)
 
 
-def merge_steps(traced: Table, rows: list[dict[str, Any]]) -> Table:
+def merge_steps(traced: Table, rows: list[dict[str, Any]], lost: bool = False) -> Table:
     """Steps of the step clock, with the trace's own borders where a step was traced (they share its events' clock).
 
-    A traced step whose line was lost (the process was killed) is kept as the trace has it.
+    A traced step without a line is kept as the trace has it where lines were ``lost`` (the process was killed); else the
+    loop left it unfinished, and it is no step.
     """
     if not rows:
         return traced
     seen = {int(s): i for i, s in enumerate(traced["step"].tolist())}
     known = {row["step"] for row in rows}
-    out = [traced.row(i) for step, i in seen.items() if step not in known]
+    out = [traced.row(i) for step, i in seen.items() if lost and step not in known]
     for row in rows:
         at = seen.get(row["step"])
         captured = bool(row.get("captured")) and at is not None

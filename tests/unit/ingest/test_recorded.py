@@ -79,6 +79,12 @@ def test_a_traced_step_whose_line_was_lost_is_kept(run):
     assert any(what == "torn lines" for what, _ in quality(opened))
 
 
+def test_a_traced_step_that_the_loop_left_unfinished_is_no_step(run):
+    lines = (run / "part00000" / "steps.jsonl").read_text().splitlines()
+    (run / "part00000" / "steps.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    assert dtprof.open_run(run).table("steps", 0)["step"].tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     "line",
     ['{"step": "1", "host_ts": 0, "host_dur": 1}', '{"step": 1, "host_ts": 1e40, "host_dur": 1}', "[1]", '{"step": 1}',
