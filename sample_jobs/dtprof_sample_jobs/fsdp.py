@@ -107,6 +107,8 @@ def check(args: argparse.Namespace, ranks: int) -> None:
         raise InputError(f"{args.strategy} has no {args.state} checkpoint", f"it has {', '.join(STATES[args.strategy])}")
     if args.offload and args.strategy == "zero1":
         raise InputError("zero1 cannot offload", "use zero2, zero3, hsdp or fsdp1")
+    if args.offload and args.strategy == "fsdp1" and not torch.cuda.is_available():
+        raise InputError("fsdp1 cannot offload without a GPU", "use zero2, zero3 or hsdp here")
     if min(args.forward_prefetch, args.backward_prefetch) < 0:
         raise InputError("a number of blocks to prefetch must not be negative", "give 0 or more")
 
@@ -124,7 +126,7 @@ def shard(model: GPT | Emulated, args: argparse.Namespace, me: World, mesh: Devi
             forward_prefetch=args.forward_prefetch > 0,
             backward_prefetch=BackwardPrefetch.BACKWARD_PRE if args.backward_prefetch else None,
             device_id=me.device,
-            use_orig_params=True,
+            use_orig_params=args.state != "local",  # a LOCAL state loads into flat parameters only
         )
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     policies = {
@@ -182,7 +184,9 @@ def save(args: argparse.Namespace, module: nn.Module, optimizer: torch.optim.Opt
         optimizer.consolidate_state_dict(to=0)
         states = module.state_dict(), optimizer.state_dict() if me.rank == 0 else {}
     else:
-        states = get_state_dict(module, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        # on the CPU offloading would free FSDP1's parameters under its hands
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=me.device.type != "cpu")
+        states = get_state_dict(module, optimizer, options=whole)
     if args.state == "local" or me.rank == 0:
         name = f"rank{me.rank}.pt" if args.state == "local" else "full.pt"
         torch.save({"model": states[0], "optimizer": states[1], "step": step}, folder / name)
@@ -197,7 +201,9 @@ def load(args: argparse.Namespace, module: nn.Module, optimizer: torch.optim.Opt
         read_shards(found, checkpoint_id=folder)
         set_state_dict(module, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
         return int(found["step"]) + 1
-    found = torch.load(folder / (f"rank{me.rank}.pt" if args.state == "local" else "full.pt"), map_location="cpu")
+    # a LOCAL state is made of ShardedTensors, which only a trusted file may bring along
+    local = args.state == "local"
+    found = torch.load(folder / (f"rank{me.rank}.pt" if local else "full.pt"), map_location="cpu", weights_only=not local)
     if args.state == "local" or isinstance(optimizer, ZeroRedundancyOptimizer):
         with local_state(module):
             module.load_state_dict(found["model"])

@@ -57,7 +57,6 @@ MODES = [
     "zero3 --forward-prefetch 1 --backward-prefetch 1",
     "fsdp1 --forward-prefetch 1 --backward-prefetch 1",
     "zero3 --offload",
-    "fsdp1 --offload",
     "zero3 --checkpointing full",
     "zero2 --checkpointing selective",
 ]
@@ -140,6 +139,7 @@ IMPOSSIBLE = [
     (2, "--save x --state local", "zero3 has no local checkpoint"),
     (2, "--strategy zero1 --load x --state sharded", "zero1 has no sharded checkpoint"),
     (2, "--strategy zero1 --offload", "zero1 cannot offload"),
+    (2, "--strategy fsdp1 --offload", "fsdp1 cannot offload without a GPU"),
     (2, "--backward-prefetch -1", "must not be negative"),
 ]
 
