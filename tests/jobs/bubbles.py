@@ -1,8 +1,7 @@
 """Bubbles of a pipeline, from the tags of its ranges, and what theory says of them.
 
 A bubble is time in which a rank waits for another one. Between two passes that follow each other at once a rank still needs
-some time of its own (to send, to pick the next action, to record): the shorter half of the gaps are taken to be that, and their
-median is taken off every gap. Gaps and passes are taken one by one as medians over the steps, whose order is always the same:
+some time of its own (to send, to pick the next action, to record): most gaps are that, and their median is taken off every gap. Gaps and passes are taken one by one as medians over the steps, whose order is always the same:
 what else the machine does hits one here and one there.
 """
 
@@ -54,10 +53,19 @@ def bubble_share(steps):
             rows.append([mine[0].start - first, last - mine[-1].end, *gaps, *(p.end - p.start for p in mine)])
         usual = np.median(rows, axis=0)
         gaps, passes = usual[2 : 2 + len(gaps)], usual[2 + len(gaps) :]
-        own = np.median(np.sort(gaps)[: (len(gaps) + 1) // 2])
+        own = np.median(gaps)
         waiting += float(usual[:2].sum() + np.maximum(gaps - own, 0).sum())
         busy += float(passes.sum())
     return waiting / (waiting + busy)
+
+
+def usual_ns(steps):
+    """(kind, stage) -> median time of such a pass, ns."""
+    found = {}
+    for passes in steps:
+        for p in itertools.chain(*passes.values()):
+            found.setdefault((p.kind, p.stage), []).append(p.end - p.start)
+    return {key: float(np.median(times)) for key, times in found.items()}
 
 
 def simulated_ns(passes, durations, stages):
