@@ -1,8 +1,9 @@
 """Bubbles of a pipeline, from the tags of its ranges, and what theory says of them.
 
 A bubble is time in which a rank waits for another one. Between two passes that follow each other at once a rank still needs
-some time of its own (to send, to pick the next action, to record): most gaps are that, and their median is taken off every gap. Gaps and passes are taken one by one as medians over the steps, whose order is always the same:
-what else the machine does hits one here and one there.
+some time of its own (to send, to pick the next action, to record): most gaps are that, and their median is taken off every gap.
+Gaps and passes are taken one by one as medians over the steps, whose order is always the same: what else the machine does hits
+one here and one there.
 """
 
 import itertools

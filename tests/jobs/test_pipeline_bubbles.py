@@ -50,6 +50,6 @@ def test_bubbles_are_those_of_theory(run, tmp_path, schedule, ranks):
     run(ranks, [*job, "--microbatches", str(MICRO), *window, "--out", str(tmp_path / "run")])
     measured = dtprof.open_run(tmp_path / "run")
     steps = [passes_of(measured, step) for step in STEPS]
-    # a message takes about a millisecond, which a parted schedule pays again and again: a twentieth of its passes
-    tolerance = 0.1 if schedule in ("gpipe", "1f1b", "interleaved") else 0.25
+    # a message takes about a millisecond, which a parted schedule of four ranks pays again and again
+    tolerance = 0.2 if ranks == 4 and schedule in ("zerobubble", "zbv") else 0.1
     assert bubble_share(steps) == pytest.approx(theory(schedule, ranks, steps), rel=tolerance)
