@@ -226,47 +226,52 @@ def local_state(module: nn.Module) -> Iterator[None]:
             yield
 
 
+def run(args: argparse.Namespace, me: World) -> None:
+    """Train inside the process group."""
+    faults, mesh = Faults(args.inject, me.rank), mesh_of(args, me.size)
+    model = make_model(args, me.device)
+    faults.plant(model.blocks)
+    marks = BackwardMarks(model.blocks.named_children())
+    module = shard(model, args, me, mesh.device_mesh(me.device.type))
+    optimizer = optimizer_of(module, args)
+    data = make_data(args, me.rank, me.size, faults)
+    begin = load(args, module, optimizer, me) if args.load else 0
+    # FSDP has a mixed precision of its own
+    compute = autocast(args.precision if args.strategy == "zero1" else "fp32", me.device)
+
+    def micro_step(number: int, microbatch: int, last: bool) -> Tensor:
+        marks.microbatch = microbatch
+        with dtprof.annotate("data", microbatch=microbatch):
+            tokens = data.batch(number).to(me.device, non_blocking=True)
+        with accumulating(module, last):
+            with dtprof.annotate("forward", microbatch=microbatch), compute:
+                loss: Tensor = module(tokens) / args.accumulate
+            with dtprof.annotate("backward", microbatch=microbatch):
+                loss.backward()
+                marks.close()
+        return loss.detach()
+
+    def step(k: int) -> Tensor:
+        first, n = (begin + k) * args.accumulate, args.accumulate
+        losses = [micro_step(first + m, m, m == n - 1) for m in range(n)]
+        with dtprof.annotate("optimizer"):
+            if args.clip is not None:
+                clip(module, args.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+        if args.save and k == args.steps - 1:
+            with dtprof.annotate("checkpoint"):
+                save(args, module, optimizer, me, begin + k)
+        return torch.stack(losses).sum()
+
+    train("fsdp", args, me, step, mesh=mesh, faults=faults, sequences=args.batch * args.accumulate)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """One rank of the job."""
     args = read_options(parser(), argv, check)
     with world(args.seed) as me:
-        faults, mesh = Faults(args.inject, me.rank), mesh_of(args, me.size)
-        model = make_model(args, me.device)
-        faults.plant(model.blocks)
-        marks = BackwardMarks(model.blocks.named_children())
-        module = shard(model, args, me, mesh.device_mesh(me.device.type))
-        optimizer = optimizer_of(module, args)
-        data = make_data(args, me.rank, me.size, faults)
-        begin = load(args, module, optimizer, me) if args.load else 0
-        # FSDP has a mixed precision of its own
-        compute = autocast(args.precision if args.strategy == "zero1" else "fp32", me.device)
-
-        def micro_step(number: int, microbatch: int, last: bool) -> Tensor:
-            marks.microbatch = microbatch
-            with dtprof.annotate("data", microbatch=microbatch):
-                tokens = data.batch(number).to(me.device, non_blocking=True)
-            with accumulating(module, last):
-                with dtprof.annotate("forward", microbatch=microbatch), compute:
-                    loss: Tensor = module(tokens) / args.accumulate
-                with dtprof.annotate("backward", microbatch=microbatch):
-                    loss.backward()
-                    marks.close()
-            return loss.detach()
-
-        def step(k: int) -> Tensor:
-            first, n = (begin + k) * args.accumulate, args.accumulate
-            losses = [micro_step(first + m, m, m == n - 1) for m in range(n)]
-            with dtprof.annotate("optimizer"):
-                if args.clip is not None:
-                    clip(module, args.clip)
-                optimizer.step()
-                optimizer.zero_grad()
-            if args.save and k == args.steps - 1:
-                with dtprof.annotate("checkpoint"):
-                    save(args, module, optimizer, me, begin + k)
-            return torch.stack(losses).sum()
-
-        train("fsdp", args, me, step, mesh=mesh, faults=faults, sequences=args.batch * args.accumulate)
+        run(args, me)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.model import GPT
 from dtprof_sample_jobs.common.options import check_common, common_parser, positive, read_options
 from dtprof_sample_jobs.common.recompute import recompute
-from dtprof_sample_jobs.common.setup import autocast, make_model, train, world
+from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
 from dtprof_sample_jobs.common.update import make_optimizer, update
 
 SCHEDULES: dict[str, Any] = {
@@ -168,50 +168,55 @@ def clip(parameters: Sequence[nn.Parameter], norm: float, group: dist.ProcessGro
     torch.nn.utils.clip_grads_with_norm_(parameters, norm, squares.sqrt())
 
 
+def run(args: argparse.Namespace, me: World) -> None:
+    """Train inside the process group."""
+    mesh, micro, stages = Mesh({"pp": me.size}), microbatches_of(args), stages_of(args.schedule, me.size)
+    # every rank makes the whole model on the host, so that all have the same; only its slices go to its device
+    model = make_model(argparse.Namespace(**{**vars(args), "checkpointing": "none"}), torch.device("cpu"))
+    slices = {n: Slice(model, n, stages).to(me.device) for n in stages_on(args.schedule, me.rank, me.size)}
+    for number, part in slices.items():
+        if args.checkpoint_stages is None or number in args.checkpoint_stages:
+            recompute(part.blocks.values(), args.checkpointing)
+        Faults(args.inject, me.rank, number).plant(list(part.blocks.values()))
+    group = mesh.device_mesh(me.device.type).get_group("pp")
+    held = [TaggedStage(part, n, stages, me.device, group=group) for n, part in slices.items()]
+    for stage, part in zip(held, slices.values(), strict=True):
+        stage.marks = BackwardMarks(part.blocks.items())
+
+    def loss_of(output: Tensor, targets: Tensor) -> Tensor:
+        last = held[-1]
+        with dtprof.annotate("loss", phase="forward", microbatch=last.marks.microbatch, stage=last.stage_index):
+            return model.loss(output, targets)
+
+    schedule = SCHEDULES[args.schedule](held[0] if args.schedule in ONE_STAGE else held, micro, loss_fn=loss_of)
+    parameters = [p for part in slices.values() for p in part.parameters()]
+    optimizer = make_optimizer(parameters, emulated=bool(args.emulate))
+    faults = Faults(args.inject, me.rank)
+    data = make_data(args, 0, 1, faults)
+
+    def step(k: int) -> Tensor | None:
+        with dtprof.annotate("data"):
+            tokens = torch.cat([data.batch(k * micro + m) for m in range(micro)]).to(me.device, non_blocking=True)
+        inputs = (tokens[:, :-1],) if 0 in slices else ()
+        losses: list[Tensor] = []
+        last = {"target": tokens[:, 1:], "losses": losses} if stages - 1 in slices else {}
+        # backward stays in this thread, and therefore inside the ranges of its stage, on a device too
+        with torch.autograd.set_multithreading_enabled(False), autocast(args.precision, me.device):
+            schedule.step(*inputs, **last, return_outputs=False)
+        with dtprof.annotate("optimizer"):
+            if args.clip is not None:
+                clip(parameters, args.clip, group)
+            update(optimizer, parameters)
+        return torch.stack(losses).mean() if losses else None
+
+    train("pipeline", args, me, step, mesh=mesh, faults=faults, sequences=args.batch * micro, data_ranks=1)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """One rank of the job."""
     args = read_options(parser(), argv, check)
     with world(args.seed) as me:
-        mesh, micro, stages = Mesh({"pp": me.size}), microbatches_of(args), stages_of(args.schedule, me.size)
-        # every rank makes the whole model on the host, so that all have the same; only its slices go to its device
-        model = make_model(argparse.Namespace(**{**vars(args), "checkpointing": "none"}), torch.device("cpu"))
-        slices = {n: Slice(model, n, stages).to(me.device) for n in stages_on(args.schedule, me.rank, me.size)}
-        for number, part in slices.items():
-            if args.checkpoint_stages is None or number in args.checkpoint_stages:
-                recompute(part.blocks.values(), args.checkpointing)
-            Faults(args.inject, me.rank, number).plant(list(part.blocks.values()))
-        group = mesh.device_mesh(me.device.type).get_group("pp")
-        held = [TaggedStage(part, n, stages, me.device, group=group) for n, part in slices.items()]
-        for stage, part in zip(held, slices.values(), strict=True):
-            stage.marks = BackwardMarks(part.blocks.items())
-
-        def loss_of(output: Tensor, targets: Tensor) -> Tensor:
-            last = held[-1]
-            with dtprof.annotate("loss", phase="forward", microbatch=last.marks.microbatch, stage=last.stage_index):
-                return model.loss(output, targets)
-
-        schedule = SCHEDULES[args.schedule](held[0] if args.schedule in ONE_STAGE else held, micro, loss_fn=loss_of)
-        parameters = [p for part in slices.values() for p in part.parameters()]
-        optimizer = make_optimizer(parameters, emulated=bool(args.emulate))
-        faults = Faults(args.inject, me.rank)
-        data = make_data(args, 0, 1, faults)
-
-        def step(k: int) -> Tensor | None:
-            with dtprof.annotate("data"):
-                tokens = torch.cat([data.batch(k * micro + m) for m in range(micro)]).to(me.device, non_blocking=True)
-            inputs = (tokens[:, :-1],) if 0 in slices else ()
-            losses: list[Tensor] = []
-            last = {"target": tokens[:, 1:], "losses": losses} if stages - 1 in slices else {}
-            # backward stays in this thread, and therefore inside the ranges of its stage, on a device too
-            with torch.autograd.set_multithreading_enabled(False), autocast(args.precision, me.device):
-                schedule.step(*inputs, **last, return_outputs=False)
-            with dtprof.annotate("optimizer"):
-                if args.clip is not None:
-                    clip(parameters, args.clip, group)
-                update(optimizer, parameters)
-            return torch.stack(losses).mean() if losses else None
-
-        train("pipeline", args, me, step, mesh=mesh, faults=faults, sequences=args.batch * micro, data_ranks=1)
+        run(args, me)
 
 
 if __name__ == "__main__":
