@@ -32,7 +32,8 @@ _LEAST_NS = 1_000_000
 _SHARE_FEW, _SHARE_MANY, _MANY_STEPS = 0.10, 0.05, 30
 # level of the exact bounds; below seven steps they do not exist and every step must show the excess
 _ALPHA = 0.01
-_ERRORS = 4.0
+# 99% quantiles of Student's t by the number of steps (degrees of freedom and one)
+_STUDENT = {2: 31.82, 3: 6.96, 4: 4.54, 5: 3.75, 6: 3.36}
 # a phase that holds this share of the whole excess is where it lies
 _MAIN_PHASE = 0.5
 
@@ -124,7 +125,7 @@ def excess_of(times: Floats, i: int, least: float) -> Excess | None:
     """Whether row ``i`` of ``times`` (parts x steps, ns) is longer than its peers by ``least`` or more, beyond the noise.
 
     From seven steps on the exact signed-rank bound at level 1% must reach half of the centre; with fewer, every single
-    step must, and the mean must be four standard errors from zero.
+    step must, and Student's t must exceed its 99% quantile.
     """
     others = np.delete(times, i, axis=0)
     excess, cost = times[i] - np.median(others, axis=0), times[i] - others.max(axis=0)
@@ -135,7 +136,7 @@ def excess_of(times: Floats, i: int, least: float) -> Excess | None:
     if limits is None:
         error = float(excess.std(ddof=1) / np.sqrt(len(excess)))
         limits = float(excess.min()), float(excess.max())
-        if centre < _ERRORS * error:
+        if centre < _STUDENT[len(excess)] * error:
             return None
     if limits[0] < centre / 2:
         return None

@@ -16,7 +16,7 @@ def noisy(rng, ranks, steps, spread):
     return 60 * MS * (1 + spread * np.abs(rng.standard_t(3, (ranks, steps))))
 
 
-@pytest.mark.parametrize(("ranks", "steps"), [(2, 3), (2, 20), (8, 3), (8, 20)])
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 2), (2, 3), (2, 6), (2, 20), (8, 2), (8, 3), (8, 20)])
 @pytest.mark.parametrize("spread", [0.005, 0.03, 0.1])
 def test_equal_ranks_raise_no_alarm(ranks, steps, spread):
     rng = np.random.default_rng(7)
