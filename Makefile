@@ -20,16 +20,16 @@ setup: $(VENV)/.ready $(VENV)/.hta $(VENV)/.scanner ## make .venv, install dtpro
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo 'setup: dtprof and its tools, into $(VENV)'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --quiet --constraint constraints.txt setuptools wheel
-	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[torch,nvidia,dev]'
+	@$(PIP) install -qq --constraint constraints.txt setuptools wheel
+	@$(PIP) install -qq --constraint constraints.txt --no-build-isolation --editable '.[torch,nvidia,dev]'
 	@touch $@
 
 # Holistic Trace Analysis is a second opinion that the tests compare with. It is installed without its notebook
 # server, which is most of its size; where it does not install, the tests that need it say so and are skipped.
 $(VENV)/.hta: constraints.txt | $(VENV)/.ready
 	@echo 'setup: Holistic Trace Analysis'
-	@( $(PIP) install --quiet --constraint constraints.txt pandas plotly networkx pydot psutil PyYAML \
-	  && $(PIP) install --quiet --constraint constraints.txt --no-deps HolisticTraceAnalysis ) \
+	@( $(PIP) install -qq --constraint constraints.txt pandas plotly networkx pydot psutil PyYAML \
+	  && $(PIP) install -qq --constraint constraints.txt --no-deps HolisticTraceAnalysis ) \
 	|| echo 'setup: it did not install; the comparisons with it will be skipped'
 	@touch $@
 
