@@ -31,9 +31,6 @@ def kind_code(kind: str) -> int:
     return EVENT_KINDS.index(kind)
 
 
-DEVICE_CODES = tuple(kind_code(k) for k in DEVICE_KINDS)
-
-
 def is_kind(kind: Codes, *names: str) -> NDArray[np.bool_]:
     """Spans of these kinds."""
     lut = np.zeros(len(EVENT_KINDS) + 1, bool)
