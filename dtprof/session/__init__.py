@@ -28,7 +28,8 @@ Files
                             off, facts, failure?, missing?}], failures [{name, hook, step, error}], notes [text],
                             own_cost {fraction, low, high, steps} or null, versions, limits
     RUN/part00000/steps.jsonl one line per step: step, host_ts (Unix ns), host_dur (ns), captured (traced as a whole),
-                            kind, own_ns, and tokens, samples, loss where given
+                            kind, own_ns, input_ns (waiting for input, where a loader is watched), and tokens,
+                            samples, loss where given
     The other files belong to the collectors and are described in their modules.
 """
 
@@ -43,6 +44,8 @@ from dtprof.session.core import MAX_CAPTURED_STEPS as MAX_CAPTURED_STEPS
 from dtprof.session.core import Layout as Layout
 from dtprof.session.core import Session as Session
 from dtprof.session.core import active as active
+from dtprof.session.inputs import loader as loader
+from dtprof.session.inputs import timed_input as timed_input
 from dtprof.session.marks import Annotation as Annotation
 from dtprof.session.marks import annotate as annotate
 

@@ -22,7 +22,7 @@ from dtprof.jsonl import Appender
 from dtprof.protocols import Collector, Context, Status
 from dtprof.run import Manifest, Part
 from dtprof.schema import STEP_KINDS
-from dtprof.session import marks
+from dtprof.session import inputs, marks
 from dtprof.session.folder import PartFolder, to_plain
 from dtprof.session.guard import Guard, from_signal_handler
 from dtprof.session.identity import Identity, device_name, identify, process_group, run_key, versions
@@ -71,6 +71,7 @@ class Session:
         self._collectors: list[tuple[str, Collector, Status]] = []
         self._first = self._step = first_step
         self._meter = Meter()
+        self._input = inputs.InputClock()
         self._notes: list[str] = []
         self._on = False
         self._folder: PartFolder | None = None
@@ -97,6 +98,7 @@ class Session:
         _sessions.add(self)
         if self.guard.call("session", "start", self._step, self._start):
             self._on = True
+            inputs.listen(self._input)
             atexit.register(self.stop)
         else:
             _active = None
@@ -158,6 +160,7 @@ class Session:
         self._on = False
         if _active is self:
             _active = None
+            inputs.listen(None)
         atexit.unregister(self.stop)
         self.guard.call("session", "stop", self._step, self._stop)
 
@@ -229,6 +232,9 @@ class Session:
             "kind": self._kind(kind, step),
             "own_ns": time.perf_counter_ns() - entered,
         }
+        waited, calls = self._input.take()
+        if calls:
+            row["input_ns"] = waited
         for key, value, make in (("tokens", tokens, int), ("samples", samples, int), ("loss", loss, float)):
             if value is not None and not self.guard.is_off(key):
                 self.guard.call(key, "read", step, self._add, row, key, value, make)
@@ -377,6 +383,7 @@ def _after_fork_in_child() -> None:
     global _active
     for session in _sessions:
         session.forget()
+    inputs.listen(None)
     _active = None
 
 
