@@ -15,7 +15,7 @@ from dtprof.errors import DamagedRun
 from dtprof.schema import SCHEMA_VERSION, TABLES
 from dtprof.table import Table
 
-Format = Literal["dtprof", "kineto", "nsys", "simulated"]
+Format = Literal["dtprof", "kineto", "nsys", "simulated", "snapshot"]
 
 
 class Part(msgspec.Struct, kw_only=True):

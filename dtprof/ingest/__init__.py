@@ -8,12 +8,13 @@ from typing import Any
 
 from dtprof.errors import InputError, NotATrace, PluginError
 from dtprof.ingest.kineto.reader import KinetoReader
+from dtprof.ingest.memory.reader import SnapshotReader
 from dtprof.ingest.recorded import RecordedReader
 from dtprof.plugins import loaded
 from dtprof.protocols import Reader
 from dtprof.run import Run
 
-READERS: tuple[Reader, ...] = (RecordedReader(), KinetoReader())
+READERS: tuple[Reader, ...] = (RecordedReader(), KinetoReader(), SnapshotReader())
 
 
 def readers() -> list[Reader]:

@@ -1,0 +1,1 @@
+"""CUDA allocator snapshots: the pickles of ``torch.cuda.memory._dump_snapshot``, read without running anything in them."""
