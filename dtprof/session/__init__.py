@@ -40,6 +40,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtprof.protocols import Collector
+from dtprof.session import launched
 from dtprof.session.core import MAX_CAPTURED_STEPS as MAX_CAPTURED_STEPS
 from dtprof.session.core import Layout as Layout
 from dtprof.session.core import Session as Session
@@ -69,10 +70,15 @@ def profile(
     None takes all that are installed. ``job`` and ``knobs`` are written to the manifest. ``options`` maps a collector's
     name to its options. ``first_step`` numbers the first step, for a job that resumes. ``mesh`` (axis to size), ``coordinates``
     (rank to axis to index) and ``groups`` ({"name", "ranks", …} each) say in the manifest how the job is laid out.
+    Under ``dtprof run`` its folder takes the place of ``out``, and its window and collectors, where given, those of the script.
     Raises InputError for a capture window that is none; nothing after that.
     """
     layout = Layout(dict(mesh or {}), {str(r): dict(c) for r, c in (coordinates or {}).items()}, [dict(g) for g in groups])
-    return Session(out, capture, collectors, job=job, knobs=knobs, options=options, first_step=first_step, layout=layout)
+    own: dict[str, Any] = {"out": out, "capture": capture, "collectors": collectors}
+    asked = launched.plan()
+    if asked is not None and asked.measured:
+        own = asked.over(own)
+    return Session(**own, job=job, knobs=knobs, options=options, first_step=first_step, layout=layout)
 
 
 def step(*, loss: Any = None, tokens: int | None = None, samples: int | None = None, kind: str | None = None) -> None:

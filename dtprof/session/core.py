@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from dtprof.jsonl import Appender
 from dtprof.protocols import Collector, Context, Status
 from dtprof.run import Manifest, Part
 from dtprof.schema import STEP_KINDS
-from dtprof.session import inputs, marks
+from dtprof.session import inputs, launched, marks
 from dtprof.session.folder import PartFolder, to_plain
 from dtprof.session.guard import Guard, from_signal_handler
 from dtprof.session.identity import Identity, device_name, identify, process_group, run_key, versions
@@ -60,6 +61,7 @@ class Session:
         first_step: int,
         layout: Layout | None = None,
     ) -> None:
+        self.inferred = False
         self.out = Path(out)
         self.asked = parse_capture(capture)
         first, end = self.asked
@@ -91,6 +93,8 @@ class Session:
     def start(self) -> None:
         """Begin: claim the part folder, start the collectors. Whatever fails, training goes on."""
         global _active
+        if _active is not None and _active.inferred and not self.inferred:
+            _active.discard()
         if self._on or _active is not None:
             logger.warning("dtprof: a session is already running in this process; this one measures nothing")
             return
@@ -110,6 +114,9 @@ class Session:
         marks.look_for_listeners()
         self._idle_price = marks.idle_price_ns()
         self._idle_before = marks.idle_calls
+        asked = launched.plan()
+        if asked is not None:
+            launched.agree_on_run_id(asked)
         self._who = identify()
         key = run_key()
         self._folder = PartFolder(self.out, self._who, key, self._started_ns)
@@ -163,6 +170,12 @@ class Session:
             inputs.listen(None)
         atexit.unregister(self.stop)
         self.guard.call("session", "stop", self._step, self._stop)
+
+    def discard(self) -> None:
+        """End, and leave nothing behind: the script has begun a session of its own."""
+        self.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder.path, ignore_errors=True)
 
     def _stop(self) -> None:
         self._ended_ns = epoch_ns()
@@ -314,6 +327,8 @@ class Session:
                 "ended_ns": self._ended_ns if ended else None,
                 "steps_done": self._step - self._first,
                 "first_step": self._first,
+                "steps": launched.INFERRED if self.inferred else launched.MARKED,
+                "launch": to_plain(launched.facts),
                 "capture": list(self.capture) if self.capture != NOTHING else None,
                 "collectors": states,
                 "failures": self.guard.failures,
@@ -346,7 +361,7 @@ class Session:
         return Manifest(
             run_id=str(part.extra["run_key"]), job=self._job, command=list(sys.orig_argv), world_size=part.world_size,
             mesh=to_plain(self._layout.mesh), coordinates=to_plain(self._layout.coordinates), groups=groups,
-            knobs=to_plain(self._knobs), hosts=[part.host or ""], devices=[part.device or ""],
+            knobs=to_plain({**self._knobs, **launched.knobs()}), hosts=[part.host or ""], devices=[part.device or ""],
             versions=versions(), collectors=states, own_cost=cost, parts=[part],
         )  # fmt: skip
 

@@ -1,0 +1,106 @@
+"""What ``dtprof run`` tells the processes of a job, through one environment variable, and what they tell back.
+
+A session that the script itself begins follows it: the folder of ``dtprof run`` counts, and its window and collectors
+where they were given. ``facts`` is what this process knows of how it is measured; it goes into part.json and, from
+rank 0, into the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dtprof.session.identity import process_group
+
+VARIABLE = "DTPROF_LAUNCH"
+MARKED, INFERRED = "marked by the script", "inferred from optimizer steps"
+RUN_ID_FILE = ".run_id"
+_STORE_KEY = "dtprof/run_id"
+
+facts: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One measured launch. ``capture`` and ``collectors`` override a script's own where ``given`` names them.
+
+    ``out`` is an absolute path; ``notes`` a folder on the launching machine, or ""; ``edits`` maps key to value.
+    """
+
+    out: str
+    run_id: str
+    capture: str | None = "5:8"
+    collectors: list[str] | None = None
+    edits: dict[str, Any] = field(default_factory=dict)
+    given: list[str] = field(default_factory=list)
+    notes: str = ""
+    measured: bool = True
+
+    def over(self, own: dict[str, Any]) -> dict[str, Any]:
+        """A script's own ``out``, ``capture`` and ``collectors`` with what ``dtprof run`` was told in their place."""
+        asked = {"capture": self.capture, "collectors": self.collectors}
+        return {**own, "out": self.out, **{key: asked[key] for key in self.given if key in asked}}
+
+    def to_text(self) -> str:
+        """The value of the environment variable."""
+        return json.dumps(asdict(self))
+
+
+def plan() -> Plan | None:
+    """The plan under which this process runs; None where it was not started by ``dtprof run``, or the text is damaged."""
+    try:
+        return Plan(**json.loads(os.environ[VARIABLE]))
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def knobs() -> dict[str, Any]:
+    """``facts`` for the manifest, where there are any."""
+    return {"launch": dict(facts)} if facts else {}
+
+
+def new_run_id() -> str:
+    """A text that no other run has."""
+    return uuid.uuid4().hex[:12]
+
+
+def agree_on_run_id(asked: Plan) -> None:
+    """Put the run's id where ``run_key`` finds it: the one that the first rank to come here left in the job's own store.
+
+    One request to a store that the job has opened anyway, and no collective: nobody waits for another rank. Several
+    nodes without a common disk, each with its own ``dtprof run``, so come to one id. The id of the first attempt is
+    kept in the folder for the attempts that follow. Before there is a process group, ranks of other nodes are asked for
+    nothing: what the launcher's variables say is then the id (see ``run_key``).
+    """
+    if os.environ.get("DTPROF_RUN_ID"):
+        return
+    kept = os.path.join(asked.out, RUN_ID_FILE)
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    agreed = (_read(kept) if restarted else "") or asked.run_id
+    dist = process_group()
+    if dist is None and os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", "1"):
+        return
+    if dist is not None and dist.get_world_size() > 1:
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            agreed = store.compare_set(_STORE_KEY, "", agreed).decode() or agreed
+        except Exception as error:  # noqa: BLE001 - stores differ in what they can do and raise
+            facts["run_id"] = f"not agreed with other nodes ({type(error).__name__}: {error})"
+    os.environ["DTPROF_RUN_ID"] = agreed
+    try:
+        os.makedirs(asked.out, exist_ok=True)
+        with open(kept, "w", encoding="utf-8") as file:
+            file.write(agreed)
+    except OSError:
+        return
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(100).strip()
+    except OSError:
+        return ""
