@@ -15,6 +15,10 @@ from dtprof.protocols import Command
 # built-in verbs: where they are and what they do, in words that need no import
 BUILT_IN = {
     "report": ("dtprof.cli.report:ReportCommand", "accounting, collectives and findings of a run or of a trace folder or file"),
+    "diff": (
+        "dtprof.cli.diff:DiffCommand",
+        "what moved between two runs: category, rank, phase, layer, kernel class, operation",
+    ),
     "plugins": ("dtprof.cli.plugins:PluginsCommand", "what is installed, from where, and what is broken"),
 }
 # what contributed verbs of this distribution do; others are listed with their package
