@@ -32,7 +32,7 @@ from dtprof.table import Table
 _PART = re.compile(r"^part(\d{5})$")
 _TRACES = ("trace.json.gz", "trace.json")
 # to be raised whenever the same raw files would give other tables
-_INGEST_VERSION = 3
+_INGEST_VERSION = 4
 
 Quality = list[tuple[str, str, int, str]]
 

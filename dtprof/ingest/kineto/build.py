@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtprof.ingest.kineto import details, marks, spans
+from dtprof.ingest.kineto import details, marks, memory, spans
 from dtprof.ingest.kineto.comm import Arguments, CommBuilder, is_record
 from dtprof.ingest.kineto.events import Events, base_ns
 from dtprof.ingest.kineto.identity import identity
@@ -80,6 +80,7 @@ def build_part(raw: RawTrace, source: str) -> PartData:
         "groups": groups,
         "steps": found.table(),
         "allocations": details.allocations(raw),
+        "memory": memory.levels(raw, events, ranges),
     }
     _missing(events, found, source, quality)
     tables["quality"] = quality_rows(quality)

@@ -19,9 +19,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,11 +68,8 @@ def load(path: Path, limit: int | None = None) -> Columns:
         raise InputError(f"{path}: cannot be read ({error.strerror})", "check its permissions") from error
     allowed = limit or max(_LEAST_LIMIT, _EXPANDS * size)
     program = Path(__file__).with_name("unpickle.py")
-    done = subprocess.run(
-        [sys.executable, "-I", str(program), str(path.absolute()), str(min(allowed, _memory()))],
-        capture_output=True,
-        check=False,
-    )
+    words = [sys.executable, "-I", str(program), str(path.absolute()), str(min(allowed, _memory()))]
+    done = subprocess.run(words, capture_output=True, check=False)
     if done.returncode != 0:
         what, _, remedy = done.stderr.decode(errors="replace").strip().rpartition("\n")[2].partition("\t")
         if done.returncode != 3:
