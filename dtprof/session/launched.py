@@ -104,3 +104,15 @@ def _read(path: str) -> str:
             return file.read(100).strip()
     except OSError:
         return ""
+
+
+def tell(what: str, text: str = "") -> None:
+    """Leave a line for the launcher in its folder of notes, if this is its machine. Never raises."""
+    asked = plan()
+    if asked is None or not asked.notes:
+        return
+    try:
+        with open(os.path.join(asked.notes, f"{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps({"what": what, "text": text}) + "\n")
+    except OSError:
+        return
