@@ -108,11 +108,13 @@ TABLES: dict[str, TableSpec] = {
             _c("registers", "i32", "registers per thread"),
             _c("shared_memory", "i64", "shared memory per block", "bytes"),
             _c("occupancy", "f64", "estimated achieved occupancy, 0 to 1"),
+            _c("warps_per_sm", "f64", "warps launched, by the multiprocessors of the device", "warps"),
         )),
         TableSpec("deps", "part", "one dependency between two events of the part", (
             _c("src", "i32", "the event that must come first"),
             _c("dst", "i32", "the event that depends on it"),
             _c("kind", "enum", "why", values=DEP_KINDS),
+            _c("src_lane", "i32", "stream wait: the lane whose work was recorded; missing where the source does not say"),
         )),
         TableSpec("groups", "part", "one process group as this process knows it", (
             _c("id", "i32", "number in this part"),

@@ -32,21 +32,25 @@ def kernel_args(events: Events) -> Table:
     occupancy = events.argument("est. achieved occupancy %", rows)
     if occupancy is not None:
         out["occupancy"] = occupancy / 100.0
+    warps = events.argument("warps per SM", rows)
+    if warps is not None:
+        out["warps_per_sm"] = warps
     return Table.of("kernel_args", **out)
 
 
 def dependencies(events: Events) -> Table:
     """Forward-to-backward flows, and waits of one stream for an event recorded on another."""
-    src: list[Ints] = []
-    dst: list[Ints] = []
-    kind: list[int] = []
-    for pair, code in ((_flow_pairs(events), "forward_backward"), (_stream_waits(events), "stream_wait")):
-        src.append(pair[0])
-        dst.append(pair[1])
-        kind += [DEP_KINDS.index(code)] * len(pair[0])
-    if not kind:
+    flows, waits, lanes = _flow_pairs(events), *_stream_waits(events)
+    if len(flows[0]) + len(waits[0]) == 0:
         return Table.empty("deps")
-    return Table.of("deps", src=np.concatenate(src), dst=np.concatenate(dst), kind=np.array(kind, np.int8))
+    codes = [DEP_KINDS.index("forward_backward")] * len(flows[0]) + [DEP_KINDS.index("stream_wait")] * len(waits[0])
+    return Table.of(
+        "deps",
+        src=np.concatenate([flows[0], waits[0]]),
+        dst=np.concatenate([flows[1], waits[1]]),
+        kind=np.array(codes, np.int8),
+        src_lane=np.concatenate([np.full(len(flows[0]), MISSING32), lanes]).astype(np.int32),
+    )
 
 
 def _flow_pairs(events: Events) -> tuple[Ints, Ints]:
@@ -76,17 +80,27 @@ def _place(track: Rows, ts: Ints) -> NDArray[np.uint64]:
     return (track.astype(np.uint64) << np.uint64(40)) | (ts.astype(np.uint64) & np.uint64((1 << 40) - 1))
 
 
-def _stream_waits(events: Events) -> tuple[Ints, Ints]:
+def _stream_waits(events: Events) -> tuple[tuple[Ints, Ints], Ints]:
+    """(recording call, synchronisation event) of every wait, and the lane whose work was recorded."""
     syncs = np.flatnonzero(events.kind == kind_code("sync"))
     recorded = events.argument("wait_on_cuda_event_record_corr_id", syncs)
+    nothing = np.empty(0, np.int64)
     if recorded is None:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return (nothing, nothing), nothing
+    streams = events.argument("wait_on_stream", syncs)
+    if streams is None:
+        streams = np.full(len(syncs), MISSING)
     calls = np.flatnonzero((events.kind == kind_code("runtime")) & (events.correlation != MISSING))
     by_id = dict(zip(events.correlation[calls].tolist(), calls.tolist(), strict=True))
-    waits = zip(syncs.tolist(), recorded.tolist(), strict=True)
-    pairs = [(by_id.get(r), s) for s, r in waits if r != MISSING]
-    known = [(a, b) for a, b in pairs if a is not None]
-    return np.array([a for a, _ in known], np.int64), np.array([b for _, b in known], np.int64)
+    places = zip(events.lanes.device.tolist(), events.lanes.stream.tolist(), strict=True)
+    lane_of = {place: lane for lane, place in enumerate(places) if place[0] >= 0}
+    found = []
+    for sync, record, stream in zip(syncs.tolist(), recorded.tolist(), streams.tolist(), strict=True):
+        if record != MISSING and record in by_id:
+            lane = lane_of.get((int(events.lanes.device[events.lane[sync]]), stream), MISSING32)
+            found.append((by_id[record], sync, lane))
+    columns = np.array(found, np.int64).reshape(-1, 3)
+    return (columns[:, 0], columns[:, 1]), columns[:, 2]
 
 
 def allocations(raw: RawTrace) -> Table:

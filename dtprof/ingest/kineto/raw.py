@@ -22,7 +22,7 @@ INT_ARGS = (
     "graph node id", "wait_on_stream", "wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id",
     "Global rank start", "Global rank stride",
 )  # fmt: skip
-FLOAT_ARGS = ("est. achieved occupancy %",)
+FLOAT_ARGS = ("est. achieved occupancy %", "warps per SM")
 TEXT_ARGS = (
     "Collective name", "dtype", "Process Group Name", "Process Group Description", "Process Group Ranks",
     "In split size", "Out split size", "cuda_sync_kind", "kind", "grid", "block",

@@ -1,0 +1,1 @@
+"""The step graph: what waits for what in a measured step."""

@@ -1,0 +1,1 @@
+"""Replaying and changing a step graph."""
