@@ -12,6 +12,7 @@ from dtprof.plugins import announced, load
 from dtprof.protocols import Collector, Context
 from dtprof.schema import TABLES
 from dtprof.table import Table
+from dtprof.testing import check_collector
 
 PLUGINS = [load(entry, "collectors") for entry in announced("collectors")]
 NAMES = [p.name for p in PLUGINS]
@@ -19,6 +20,7 @@ RAW = {
     "torch_profiler": ["trace.json.gz"],
     "ddp": ["ddp.jsonl", "collectives.jsonl"],
     "host": ["host.jsonl"],
+    "nvml": ["nvml.jsonl"],
 }
 
 
@@ -47,6 +49,11 @@ def test_its_module_describes_its_raw_files(plugin):
     assert re.search(r"^Raw files?\b", text, re.MULTILINE)
     for name in RAW.get(plugin.name, []):
         assert name in text
+
+
+def test_it_keeps_the_contract_that_third_parties_are_held_to(plugin):
+    pytest.importorskip("torch")
+    check_collector(plugin.value)
 
 
 @pytest.mark.parametrize("capture", [(1, 3), (0, 2), (-1, -1), (100, 102)])
