@@ -220,3 +220,38 @@ def holm(p_values: Sequence[float]) -> list[float]:
         reached = max(reached, min(1.0, p_values[i] * (len(p_values) - place)))
         adjusted[i] = reached
     return adjusted
+
+
+def student_sf(t: float, degrees: float) -> float:
+    """P(T > t) of Student's t: half the regularised incomplete beta function at degrees / (degrees + t^2)."""
+    half = 0.5 * _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
+    return half if t >= 0 else 1 - half
+
+
+def student_quantile(alpha: float, degrees: float) -> float:
+    """The t with P(T > t) = alpha, for alpha up to one half."""
+    low, high = 0.0, 1.0
+    while student_sf(high, degrees) > alpha:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_sf(middle, degrees) > alpha else (low, middle)
+    return high
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Regularised incomplete beta function I_x(a, b) by its continued fraction (DLMF 8.17.22)."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    value = 1.0
+    for n in range(400, 0, -1):
+        m, odd = divmod(n, 2)
+        if odd:
+            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        value = 1 + d / value
+    return min(1.0, front / value)

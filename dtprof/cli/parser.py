@@ -15,10 +15,13 @@ from dtprof.protocols import Command
 # built-in verbs: where they are and what they do, in words that need no import
 BUILT_IN = {
     "report": ("dtprof.cli.report:ReportCommand", "accounting, collectives and findings of a run or of a trace folder or file"),
+    "check": ("dtprof.cli.check:CheckCommand", "a run against a stored baseline"),
+    "baseline": ("dtprof.cli.baseline:BaselineCommand", "record, show or accept what dtprof check compares with"),
     "diff": (
         "dtprof.cli.diff:DiffCommand",
         "what moved between two runs: category, rank, phase, layer, kernel class, operation",
     ),
+    "export": ("dtprof.cli.export:ExportCommand", "a run in other tools' formats: Chrome JSON, Perfetto, Nsight Systems, CSV"),
     "plugins": ("dtprof.cli.plugins:PluginsCommand", "what is installed, from where, and what is broken"),
 }
 # what contributed verbs of this distribution do; others are listed with their package

@@ -1,0 +1,118 @@
+"""``dtprof check RUN --baseline FILE``: a run against a stored baseline."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof.cli.shares import add_outputs, level, share, write_outputs
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from dtprof.check.baseline import Baseline
+    from dtprof.check.result import Result
+
+MOST_ROWS = 20
+
+
+class CheckCommand:
+    """The verb ``check``."""
+
+    name = "check"
+    summary = "A run against a stored baseline: exit 0 passed, 1 worse, 2 inconclusive."
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument("run", nargs="+", metavar="RUN", help="run directories or traces of one commit")
+        parser.add_argument("--baseline", required=True, metavar="FILE", help="a file of dtprof baseline record")
+        parser.add_argument(
+            "--margin", type=share, default=0.02, metavar="2%", help="allowed for shares of the step and bytes (2%%)"
+        )
+        parser.add_argument("--time-margin", type=share, metavar="10%", help="allowed for durations (five times --margin)")
+        parser.add_argument("--alpha", type=level, default=0.01, metavar="1%", help="chance of any false failure (1%%)")
+        parser.add_argument("--confirm", metavar="RUN", help="a second run of the same commit: only what fails in both fails")
+        parser.add_argument(
+            "--control", metavar="RUN", help="a fresh run of the baseline's own commit, which must still meet it"
+        )
+        add_outputs(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Compare and decide."""
+        from dtprof.cli.printing import print_json, print_lines
+
+        result = check(args)
+        write_outputs(result, args)
+        if args.json:
+            print_json(result.to_document())
+        else:
+            print_lines(lambda width: lines(result, width))
+        return result.exit_code
+
+
+def check(args: argparse.Namespace) -> Result:
+    """Open everything, then judge."""
+    from dtprof.check import baseline as files
+    from dtprof.check.judge import Margins, judge
+    from dtprof.check.result import Result
+
+    file = files.read(args.baseline)
+    candidate = measured(args.run)
+    before, why_not = files.matching(file, candidate.fingerprint)
+    title = f"dtprof check against {Path(args.baseline).name}"
+    if before is None:
+        return Result(title, "inconclusive", f"INCONCLUSIVE: {why_not}; record a baseline here: dtprof baseline record")
+    margins = Margins(args.margin, 5 * args.margin if args.time_margin is None else args.time_margin, args.alpha)
+    others = [measured([path]) if path else None for path in (args.confirm, args.control)]
+    return judge(before, candidate, margins=margins, confirm=others[0], control=others[1], title=title)
+
+
+def measured(paths: Sequence[str]) -> Baseline:
+    """What these runs measured; one file of ``baseline record`` with one baseline will do as well."""
+    from dtprof.analyse import study_of
+    from dtprof.check import baseline as files
+    from dtprof.errors import InputError
+    from dtprof.ingest import open_run
+
+    if len(paths) == 1 and paths[0].endswith(".json") and is_baseline(paths[0]):
+        found = files.read(paths[0]).baselines
+        if len(found) != 1:
+            raise InputError(f"{paths[0]}: holds {len(found)} baselines", "give a file with one, or the runs themselves")
+        return found[0]
+    return files.record([(path, study_of(open_run(path))) for path in paths])
+
+
+def is_baseline(path: str) -> bool:
+    """Does the file begin as ours do?"""
+    try:
+        with open(path, "rb") as file:
+            return b'"dtprof baseline"' in file.read(200)
+    except OSError:
+        return False
+
+
+def lines(result: Result, width: int) -> Iterable[str | Text]:
+    """The first line, a table of what did not pass and of the times, the notes."""
+    from dtprof.report.text_layout import Column, table
+
+    yield result.headline
+    rows = [r for r in result.rows if r.outcome != "pass"]
+    passed = [r for r in result.rows if r.outcome == "pass"]
+    shown = [*rows, *passed][:MOST_ROWS] if rows else passed[:MOST_ROWS]
+    if shown:
+        yield ""
+        yield from table(
+            [
+                Column("outcome", [r.outcome.upper() for r in shown], right=False),
+                Column("metric", [r.name for r in shown], right=False),
+                Column("", [r.text for r in shown], right=False, flexible=True),
+            ],
+            width,
+        )
+    if len(result.rows) > len(shown):
+        yield f"{len(result.rows) - len(shown)} more, none worse than these; all are in --json, --junit and --markdown"
+    if result.notes:
+        yield ""
+        yield from (f"· {note}" for note in result.notes)
