@@ -1,0 +1,67 @@
+"""nsys tables into one sqlite file and the folder of Parquet files that multi-report recipes read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dtprof.export.nsys.schema import TABLES
+from dtprof.export.nsys.sheet import Sheet
+
+# rows that are turned into Python values at a time
+CHUNK = 50_000
+_ARROW = {"INTEGER": pa.int64(), "TEXT": pa.string(), "REAL": pa.float64()}
+
+
+def create(database: sqlite3.Connection) -> None:
+    """All tables, empty."""
+    for table, columns in TABLES.items():
+        body = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        database.execute(f"CREATE TABLE {table} ({body})")
+
+
+def insert(database: sqlite3.Connection, sheet: Sheet) -> None:
+    """Add the rows of a sheet."""
+    marks = ", ".join("?" * len(TABLES[sheet.table]))
+    for columns in sheet.chunks(CHUNK):
+        database.executemany(f"INSERT INTO {sheet.table} VALUES ({marks})", zip(*columns, strict=True))
+
+
+@contextlib.contextmanager
+def new_database(path: Path) -> Iterator[sqlite3.Connection]:
+    """A database that appears at ``path`` when it is whole; nothing is left there when writing fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    database = sqlite3.connect(temporary)
+    try:
+        database.execute("PRAGMA journal_mode=OFF")
+        database.execute("PRAGMA synchronous=OFF")
+        yield database
+        database.commit()
+        database.execute("PRAGMA journal_mode=DELETE")
+        database.close()
+        os.replace(temporary, path)
+    finally:
+        database.close()
+        temporary.unlink(missing_ok=True)
+
+
+def parquet_folder(folder: Path, sheets: Sequence[Sheet]) -> int:
+    """``folder/TABLE.parquet`` for every table, empty ones too; the folder is made anew. Returns the rows."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    by_table = {sheet.table: sheet for sheet in sheets}
+    for table, columns in TABLES.items():
+        schema = pa.schema([(name, _ARROW[kind.split()[0]]) for name, kind in columns.items()])
+        with pq.ParquetWriter(folder / f"{table}.parquet", schema) as writer:
+            for values in by_table[table].chunks(CHUNK) if table in by_table else ():
+                arrays = [pa.array(v, field.type) for v, field in zip(values, schema, strict=True)]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+    return sum(sheet.rows for sheet in sheets)
