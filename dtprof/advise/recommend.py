@@ -8,12 +8,13 @@ import numpy as np
 
 from dtprof.advise.places import per_rank, ranks_of, step_ns, timed_steps, who
 from dtprof.advise.rules import RULES
+from dtprof.analyse.memory import MemoryResult
 from dtprof.analyse.results import AccountingResult, CommResult, PartAccount, settled
 from dtprof.analyse.stragglers import StragglerResult, least_share
 from dtprof.analyse.waiting import WaitingResult
 from dtprof.findings import SEVERITIES, Finding, Verdict
 from dtprof.ingest.kineto.damage import FLAWS, GZIP_BAD, GZIP_CUT, TRUNCATED
-from dtprof.numbers import counted, interval, named, percent, time
+from dtprof.numbers import counted, interval, memory, named, percent, time
 from dtprof.plugins import loaded
 from dtprof.protocols import Lens, Rule
 
@@ -168,6 +169,8 @@ def _larger(share: float, lead: Finding, found: list[Finding], shares: dict[str,
 
 def _without_steps(head: str, study: Lens) -> Verdict:
     """No step can be accounted for: say what the whole window held, or how long the steps were that only the clock saw."""
+    if study.run.format == "snapshot":
+        return _of_snapshot(head, study)
     accounting: AccountingResult = study.result("accounting")
     busy = [p for p in accounting.parts if p.device.span_ns]
     nothing = "capture with steps marked: profile with prof.step() after every step"
@@ -196,6 +199,20 @@ def _without_steps(head: str, study: Lens) -> Verdict:
     if doubt:
         text = "idle and busy times of this trace cannot be trusted"
     return Verdict(head, text, doubt or "no steps are marked, so nothing can be said per step", (nothing,))
+
+
+def _of_snapshot(head: str, study: Lens) -> Verdict:
+    """An allocator snapshot has no time in it: say what the device's memory is taken by."""
+    found: MemoryResult = study.result("memory")
+    held = found.parts[0].fragmentation if found.parts else None
+    if held is None:
+        return Verdict(head, "the snapshot holds no segment", "nothing was allocated", ("record it while the job trains",))
+    waits = f", {memory(held.pending)} wait to be freed" if held.pending else ""
+    live = held.allocated - (held.pending or 0)
+    text = f"{memory(live)} of the {memory(held.reserved)} that the allocator holds are live{waits}"
+    why = f"{percent(held.share)} is free inside its segments, {memory(held.held)} of that beside live blocks"
+    after = "an allocator snapshot tells nothing of time; for that, capture steps"
+    return Verdict(head, text, why, (after,))
 
 
 def _healthy(head: str, study: Lens, shares: dict[str, float]) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtprof.analyse import accounting, comm, kernels, lateness, phases, stragglers, waiting
+from dtprof.analyse import accounting, comm, kernels, lateness, memory, phases, stragglers, waiting
 from dtprof.analyse.study import Study
 from dtprof.plugins import loaded
 from dtprof.protocols import Analysis
@@ -13,6 +13,7 @@ ANALYSES: dict[str, Analysis] = {
     "comm": comm.analyse,
     "kernels": kernels.analyse,
     "lateness": lateness.analyse,
+    "memory": memory.analyse,
     "phases": phases.analyse,
     "stragglers": stragglers.analyse,
     "waiting": waiting.analyse,

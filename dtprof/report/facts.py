@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from dtprof.analyse.memory import MemoryResult
 from dtprof.analyse.results import AccountingResult, CommResult, KernelResult, PhaseResult, settled
 from dtprof.findings import Finding, Verdict
 from dtprof.protocols import Lens
@@ -35,6 +36,7 @@ class Facts:
     findings: tuple[Finding, ...]
     verdict: Verdict
     quality: tuple[QualityRow, ...]
+    memory: MemoryResult | None = None
 
     @property
     def parts(self) -> dict[int, Part]:
@@ -78,6 +80,7 @@ def gather(study: Lens) -> Facts:
         findings=tuple(findings(study)),
         verdict=verdict(study),
         quality=quality_of(study.run),
+        memory=study.result("memory"),
     )
 
 

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 
 from dtprof.numbers import Scale, listing, percent, time
-from dtprof.report import charts, svg
+from dtprof.report import charts, memory, svg
 from dtprof.report.budget import MANY, BudgetRow, basis, budget, left_out, mean, no_steps, shown
 from dtprof.report.charts_timeline import MOST_SPANS, timeline, timeline_figure
 from dtprof.report.facts import Facts
@@ -45,6 +45,7 @@ def page(facts: Facts) -> str:
             _timeline(facts),
             _findings(facts),
             _kernels(facts),
+            _memory(facts),
             _missing(facts),
             _numbers(facts, rows),
         )
@@ -170,6 +171,19 @@ def _kernels(facts: Facts) -> str:
     words = ", ".join(f"{kind} {percent(spent / whole)}" for kind, spent in classes if spent)
     sub = "All ranks together, by total time, top ten and other." + (f" By kind: {words}." if words else "")
     return _section("Kernels", escape(sub), f'<div class="wide">{table}</div>')
+
+
+def _memory(facts: Facts) -> str:
+    if not memory.rows(facts):
+        return ""
+    heads, body = memory.cells(facts)
+    head = "".join(f"<th{' class=n' if i else ''}>{h}</th>" for i, h in enumerate(heads))
+    lines = "".join(
+        f"<tr><td>{escape(name)}</td>{''.join(f'<td class=n>{v}</td>' for v in values)}</tr>" for name, *values in body
+    )
+    told = "".join(f"<li>{escape(sentence)}</li>" for sentence in memory.sentences(facts))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return _section("Memory", escape(memory.lead(facts)), f'<div class="wide">{table}</div><ul>{told}</ul>')
 
 
 def _missing(facts: Facts) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dtprof.analyse.results import ACCOUNTING, Operation
 from dtprof.numbers import MILLISECONDS, NOT_KNOWN, Scale, fixed, percent, time
+from dtprof.report import memory
 from dtprof.report import text_bars as bars
 from dtprof.report.budget import MANY, basis, budget, left_out, mean, no_steps, short_note, shown, totals
 from dtprof.report.facts import Facts
@@ -55,6 +56,7 @@ def render(facts: Facts, width: int, colour: bool, dark: bool = True) -> list[Te
         _budget(facts, width, colour, dark),
         _operations(facts, width),
         _findings(facts, width),
+        _memory(facts, width),
         _missing(facts, width),
     ]
     lines: list[Text] = []
@@ -83,6 +85,8 @@ def _verdict(facts: Facts, width: int, colour: bool, dark: bool) -> Iterable[Tex
 
 
 def _budget(facts: Facts, width: int, colour: bool, dark: bool) -> Iterable[Text]:
+    if facts.run.format == "snapshot":
+        return
     every = budget(facts)
     yield _title("Where the step goes")
     if not every:
@@ -206,6 +210,19 @@ def _labelled(label: str, text: str, margin: int, room: int) -> Iterable[Text]:
         for line in hanging(label if first else "", lines, 8, "cyan" if typed else "", "dim"):
             yield Text.assemble(" " * margin, line)
         first = False
+
+
+def _memory(facts: Facts, width: int) -> Iterable[Text]:
+    if not memory.rows(facts):
+        return
+    yield _title("Memory")
+    yield from _muted(memory.lead(facts), width)
+    heads, body = memory.cells(facts)
+    columns = zip(heads, zip(*body, strict=True), strict=True)
+    yield from table([Column(h, c, right=i > 0, goes=max(0, i - 1)) for i, (h, c) in enumerate(columns)], width)
+    for sentence in memory.sentences(facts):
+        for i, line in enumerate(wrap(sentence, width - 2)):
+            yield Text(("· " if i == 0 else "  ") + plain(line))
 
 
 def _missing(facts: Facts, width: int) -> Iterable[Text]:

@@ -1,0 +1,64 @@
+"""Creep: does what a step leaves behind grow, steadily, and by how much?
+
+The lowest reading of each block of steps is compared with that of the block before it. A leak moves all differences up; an
+arena that is taken once, a cache that fills, a buffer of the profiler move one or a few. So the question is put to the
+centre of the differences: its one-sided lower bound by the Walsh averages (Hodges and Lehmann 1963; exact signed-rank
+counts, Wilcoxon 1945) must lie above a page per step. A walk without drift has symmetric differences and passes only at
+the rate ``ALPHA``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof import stats
+from dtprof.intervals import Ints
+from dtprof.numbers import counted
+
+ALPHA = 0.001
+LEAST_STEPS = 20
+BLOCKS = 24
+PAGE = 4096
+# steps at the start in which caches fill, and around a capture window, in which the profiler's own memory comes and goes
+SETTLING, AROUND = 3, 3
+
+
+@dataclass(frozen=True)
+class Creep:
+    """Growth of ``metric`` over ``steps`` readings: bytes per step with bounds, each at level ALPHA; ``grows`` or not."""
+
+    metric: str
+    bytes_per_step: float
+    low: float
+    high: float
+    steps: int
+    grows: bool
+
+
+def creep(metric: str, stretches: Sequence[Ints]) -> Creep | str:
+    """The test over stretches of consecutive readings, in bytes; a sentence where it abstains."""
+    readings = sum(map(len, stretches))
+    if readings < LEAST_STEPS:
+        return f"{counted(readings, 'settled step')} outside the capture; growth is judged from {LEAST_STEPS} on"
+    length = max(1, readings // BLOCKS)
+    lowest = [s[: len(s) // length * length].reshape(-1, length).min(axis=1) for s in stretches]
+    differences = np.concatenate([np.diff(m) for m in lowest]) / length
+    found = stats.bounds(differences, ALPHA)
+    if found is None:
+        return f"{counted(len(differences), 'comparison')} of neighbouring blocks of steps; too few for a judgement"
+    low, high = found
+    return Creep(metric, stats.location(differences), low, high, readings, low > PAGE)
+
+
+def settled(steps: Ints, values: Ints, captured: Ints) -> list[Ints]:
+    """Stretches of consecutive steps (ascending) without the first ones and without those around captured steps."""
+    if len(steps) == 0:
+        return []
+    good = steps >= steps[0] + SETTLING
+    if len(captured):
+        good &= (steps < captured.min() - AROUND) | (steps > captured.max() + AROUND)
+    steps, values = steps[good], values[good]
+    return [s for s in np.split(values, np.flatnonzero(np.diff(steps) != 1) + 1) if len(s)]
