@@ -15,7 +15,7 @@ from dtprof.errors import DamagedRun
 from dtprof.schema import SCHEMA_VERSION, TABLES
 from dtprof.table import Table
 
-Format = Literal["dtprof", "kineto", "nsys", "simulated", "snapshot"]
+Format = Literal["dtprof", "kineto", "nsys", "simulated", "snapshot", "flight_recorder", "nccl_inspector", "nccl_debug"]
 
 
 class Part(msgspec.Struct, kw_only=True):

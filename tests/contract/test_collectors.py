@@ -21,6 +21,9 @@ RAW = {
     "ddp": ["ddp.jsonl", "collectives.jsonl"],
     "host": ["host.jsonl"],
     "nvml": ["nvml.jsonl"],
+    "flight_recorder": ["flight_recorder.json"],
+    "nccl_inspector": ["nccl_inspector.jsonl"],
+    "nccl_debug": ["nccl_debug.log"],
 }
 
 
@@ -92,6 +95,8 @@ LINES = (
     '{"type":"config","model":0,"parameters":[["a",4,"float32"]]}',
     '{"type":"layout","model":0,"step":1,"rebuilt":true,"buckets":[{"bucket":0,"bytes":4,"members":["a"]}]}',
     '{"type":"grads","model":0,"step":1,"ready":[[0,5]],"unused":[],"join":false,"sync":true}',
+    '{"type":"ready","model":0,"step":2,"first":3,"buckets":[4],"join":false,"sync":true}',
+    '{"type":"ready","model":0,"step":0,"first":3,"buckets":[4,null],"join":false,"sync":true}',
     '{"type":"grads","model":9,"step":1,"ready":[[0,5]]}',
     '{"type":"grads","model":0,"step":2,"ready":[[7,5],[0]]}',
     '{"type":"grads","model":0}',

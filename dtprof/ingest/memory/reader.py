@@ -35,6 +35,8 @@ _LEAST_LIMIT = 1 << 30
 # a snapshot takes up to about this many times its file's size as Python objects
 _EXPANDS = 32
 _PROTOCOLS = (2, 3, 4, 5)
+_HEAD_BYTES = 64 << 10
+_FLIGHT_RECORDER = (b"pg_config", b"pg_status", b"profiling_name", b"collective_seq_id")
 
 
 class SnapshotReader:
@@ -43,13 +45,14 @@ class SnapshotReader:
     name = "snapshot"
 
     def sniff(self, path: Path) -> bool:
-        """A pickle of protocol 2 to 5: nothing else that dtprof reads begins so."""
+        """A pickle of protocol 2 to 5 that is no dump of torch's flight recorder."""
         try:
             with path.open("rb") as file:
-                head = file.read(2)
+                head = file.read(_HEAD_BYTES)
         except OSError:
             return False
-        return len(head) == 2 and head[0] == 0x80 and head[1] in _PROTOCOLS
+        pickled = len(head) >= 2 and head[0] == 0x80 and head[1] in _PROTOCOLS
+        return pickled and not any(key in head for key in _FLIGHT_RECORDER)
 
     def read(self, path: Path, options: Mapping[str, Any]) -> Run:
         """Open a snapshot; raises InputError, without running anything in the file, where it is none."""
