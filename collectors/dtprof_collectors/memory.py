@@ -89,6 +89,10 @@ class MemoryCollector:
             self._hook = module.register_optimizer_step_pre_hook(self._on_optimizer)
 
     def _on_optimizer(self, optimizer: Any, *_: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():
+            return
         began = time.perf_counter_ns()
         self._stepped = True
         with contextlib.suppress(RuntimeError, AttributeError, KeyError, TypeError):
