@@ -16,6 +16,7 @@ from dtprof.protocols import Command
 BUILT_IN = {
     "run": ("dtprof.cli.run:RunCommand", "run a training command as it is, measured, and print the verdict"),
     "report": ("dtprof.cli.report:ReportCommand", "accounting, collectives and findings of a run or of a trace folder or file"),
+    "whatif": ("dtprof.cli.whatif:WhatIfCommand", "what a change would make of the step, with an interval, or why that is not known"),
     "gate": ("dtprof.cli.gate:GateCommand", "is a command slower than another? paired, with a known false-alarm rate"),
     "check": ("dtprof.cli.check:CheckCommand", "a run against a stored baseline"),
     "baseline": ("dtprof.cli.baseline:BaselineCommand", "record, show or accept what dtprof check compares with"),

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dtprof.edits import Edit, as_mapping
@@ -36,7 +36,7 @@ class Launch:
     ``out`` is the run folder. ``capture`` is a window of steps or None, ``collectors`` names or None for all that are
     installed; ``given`` names those of the two that also replace what a script with a session of its own asks for.
     ``edits`` must be applicable at construction. ``env`` is added to the environment. ``measured`` False applies the
-    edits and measures nothing.
+    edits and measures nothing; ``anomaly`` also captures after a step that is slow against its own history.
     """
 
     command: Sequence[str]
@@ -47,6 +47,11 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     given: tuple[str, ...] = ()
     measured: bool = True
+    anomaly: bool = False
+
+    def at(self, out: Path) -> Launch:
+        """The same into another folder."""
+        return replace(self, out=out)
 
     def check(self) -> None:
         """InputError for an empty command, for a window that is none, and for an edit that cannot be applied."""
@@ -103,6 +108,7 @@ def environment(launch: Launch, notes: str, base: Mapping[str, str]) -> dict[str
         out=str(launch.out.absolute()), run_id=new_run_id(), capture=launch.capture,
         collectors=None if launch.collectors is None else list(launch.collectors),
         edits=as_mapping(launch.edits), given=list(launch.given), notes=notes, measured=launch.measured,
+        anomaly=launch.anomaly,
     )  # fmt: skip
     env = {**DEFAULTS, **base, **launch.env, VARIABLE: plan.to_text()}
     env["PYTHONPATH"] = os.pathsep.join([str(SITE), *filter(None, [env.get("PYTHONPATH")])])

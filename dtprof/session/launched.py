@@ -2,7 +2,7 @@
 
 A session that the script itself begins follows it: the folder of ``dtprof run`` counts, and its window and collectors
 where they were given. ``facts`` is what this process knows of how it is measured; it goes into part.json and, from
-rank 0, into the manifest.
+rank 0, into the manifest. ``begun_by_script`` is True once the script has called ``dtprof.profile``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ RUN_ID_FILE = ".run_id"
 _STORE_KEY = "dtprof/run_id"
 
 facts: dict[str, Any] = {}
+begun_by_script = False
 
 
 @dataclass(frozen=True)
 class Plan:
     """One measured launch. ``capture`` and ``collectors`` override a script's own where ``given`` names them.
 
-    ``out`` is an absolute path; ``notes`` a folder on the launching machine, or ""; ``edits`` maps key to value.
+    ``out`` is an absolute path; ``notes`` a folder on the launching machine, or ""; ``edits`` maps key to value;
+    ``anomaly`` captures after a slow step.
     """
 
     out: str
@@ -38,6 +40,7 @@ class Plan:
     given: list[str] = field(default_factory=list)
     notes: str = ""
     measured: bool = True
+    anomaly: bool = False
 
     def over(self, own: dict[str, Any]) -> dict[str, Any]:
         """A script's own ``out``, ``capture`` and ``collectors`` with what ``dtprof run`` was told in their place."""

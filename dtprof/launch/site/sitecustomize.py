@@ -77,7 +77,7 @@ class _Loader:
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         with contextlib.suppress(ValueError):
-            sys.meta_path.remove(_Finder)  # type: ignore[arg-type]
+            sys.meta_path.remove(_Finder)
         _torch_is_loaded()
 
 
@@ -94,5 +94,5 @@ def _hand_over() -> None:
 sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != _HERE]
 if os.environ.get("DTPROF_LAUNCH"):
     _note("python", sys.executable)
-    sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder)
 _hand_over()

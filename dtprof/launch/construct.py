@@ -1,0 +1,142 @@
+"""Edits put into force where a script constructs what they change: its arguments are replaced, nothing else.
+
+What was applied to how many objects, and what could not be, is in ``dtprof.session.launched.facts["edits"]`` and is told to
+the launcher. Where the changed construction fails, the script's own is done instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dtprof.edits import Edit
+from dtprof.session import launched
+
+Change = Callable[[dict[str, Any]], None]
+_TARGETS = {"ddp": "DistributedDataParallel", "fsdp": "fully_shard", "loader": "DataLoader"}
+
+
+def apply(edits: Iterable[Edit]) -> None:
+    """Have every later construction in this process follow the edits; called when torch has just been loaded."""
+    families: dict[str, list[Edit]] = {}
+    for edit in edits:
+        families.setdefault(edit.key.partition(".")[0], []).append(edit)
+    for family, mine in families.items():
+        if family == "ddp":
+            _wrap("torch.nn.parallel.distributed", ("DistributedDataParallel", "__init__"), mine, _replace)
+        elif family == "loader":
+            _wrap("torch.utils.data.dataloader", ("DataLoader", "__init__"), mine, _replace_loading)
+        elif family == "fsdp":
+            _wrap_fsdp(mine)
+
+
+def target_of(edit: Edit) -> str:
+    """What must be constructed for the edit to have an effect."""
+    return _TARGETS[edit.key.partition(".")[0]]
+
+
+def _wrap_fsdp(edits: list[Edit]) -> None:
+    """FSDP2's function, wherever it can be imported from, and FSDP1's class, which has it as a sharding strategy."""
+    original = getattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard", None)
+    if original is not None:
+        changed = _changed(original, edits, _replace, "fully_shard")
+        for name in ("torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard",
+                     "torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed._composable.fsdp"):  # fmt: skip
+            try:
+                module = importlib.import_module(name)
+            except ImportError:
+                continue
+            if getattr(module, "fully_shard", None) is original:
+                module.fully_shard = changed  # type: ignore[attr-defined]
+    _wrap(
+        "torch.distributed.fsdp.fully_sharded_data_parallel", ("FullyShardedDataParallel", "__init__"), edits, _replace_sharding
+    )
+
+
+def _wrap(module: str, place: tuple[str, str], edits: list[Edit], change: Callable[..., None]) -> None:
+    owner = getattr(importlib.import_module(module), place[0])
+    original = getattr(owner, place[1])
+    setattr(owner, place[1], _changed(original, edits, change, place[0]))
+
+
+def _changed(original: Any, edits: list[Edit], change: Callable[..., None], name: str) -> Any:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+            before = dict(bound.arguments)
+            change(bound.arguments, signature, edits)
+            result = original(*bound.args, **bound.kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever the edit has brought about, the job has not asked for
+            result = original(*args, **kwargs)
+            _failed(edits, name, f"{type(error).__name__}: {error}")
+            return result
+        for edit in edits:
+            _applied(edit, name, before, signature)
+        return result
+
+    return construct
+
+
+def _replace(arguments: dict[str, Any], signature: inspect.Signature, edits: list[Edit]) -> None:
+    for edit in edits:
+        argument = _argument(edit)
+        if argument not in signature.parameters:
+            raise TypeError(f"this version of torch has no argument {argument}")
+        arguments[argument] = _plain(edit.value)
+
+
+def _replace_loading(arguments: dict[str, Any], signature: inspect.Signature, edits: list[Edit]) -> None:
+    """What only loading processes have goes with them, and cannot be given without them."""
+    _replace(arguments, signature, edits)
+    if not arguments.get("num_workers"):
+        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
+            arguments.pop(name, None)
+
+
+def _replace_sharding(arguments: dict[str, Any], signature: inspect.Signature, edits: list[Edit]) -> None:
+    """FSDP1: to free parameters after the forward pass is what tells FULL_SHARD from SHARD_GRAD_OP, within a node, too."""
+    strategies = importlib.import_module("torch.distributed.fsdp").ShardingStrategy
+    pairs = (("FULL_SHARD", "SHARD_GRAD_OP"), ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"))
+    (edit,) = edits
+    if not isinstance(edit.value, bool):
+        raise TypeError("FullyShardedDataParallel knows true and false only")
+    now = arguments.get("sharding_strategy") or strategies.FULL_SHARD
+    for pair in pairs:
+        if now.name in pair:
+            arguments["sharding_strategy"] = strategies[pair[0] if edit.value else pair[1]]
+            return
+    raise TypeError(f"the sharding strategy is {now.name}")
+
+
+def _argument(edit: Edit) -> str:
+    return edit.key.partition(".")[2]
+
+
+def _plain(value: Any) -> Any:
+    """A value as a script would write it: 50 for 50.0, a list for a tuple."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _applied(edit: Edit, name: str, before: dict[str, Any], signature: inspect.Signature) -> None:
+    argument = _argument(edit) if name != "FullyShardedDataParallel" else "sharding_strategy"
+    parameter = signature.parameters.get(argument)
+    was = before.get(argument, parameter.default if parameter else None)
+    told = launched.facts.setdefault("edits", {}).setdefault(str(edit), {"applied_to": 0})
+    told["applied_to"] += 1
+    told.update(target=name, before=was if isinstance(was, bool | int | float | None) else str(was))
+    launched.tell("edit", f"{edit}: applied to {name}, where it was {was}")
+
+
+def _failed(edits: list[Edit], name: str, why: str) -> None:
+    for edit in edits:
+        told = launched.facts.setdefault("edits", {}).setdefault(str(edit), {"applied_to": 0})
+        told["failed"] = f"{name}: {why}"
+        launched.tell("edit failed", f"{edit}: {name} refused it ({why})")
