@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 class Status:
     """What a collector tells the session while it runs.
 
-    ``tracing``: operators are being recorded now. ``facts`` and ``missing`` (sentences) go into part.json; set ``changed``
-    to have it written at the next step. ``own_ns``: time that the collector took outside its three hooks.
+    ``tracing``: operators are being recorded now. ``warm_up``: the step that has just ended did what later ones do not, such
+    as compiling; where the job does not say its kind, it is a warm-up step. ``facts`` and ``missing`` (sentences) go into
+    part.json; set ``changed`` to have it written at the next step. ``own_ns``: time that the collector took outside its
+    three hooks.
     """
 
     tracing: bool = False
+    warm_up: bool = False
     changed: bool = False
     own_ns: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
@@ -39,12 +42,26 @@ class Status:
             self.changed = True
 
 
+@dataclass
+class Window:
+    """Steps ``first`` to ``end`` - 1 are captured next, or now; -1 and -1: none are. ``number`` counts windows of the run.
+
+    One object for the whole session: it changes when a window is over and another one was asked for. Read it in ``on_step``,
+    where it is already that of the steps to come.
+    """
+
+    first: int = -1
+    end: int = -1
+    number: int = 0
+
+
 @dataclass(frozen=True)
 class Context:
     """What a collector is told when it starts: its rank, where it may write, and the steps that are captured.
 
-    ``capture`` is (first, end): steps first to end - 1; both are -1 where nothing is captured. ``first_step`` is the
-    number of the step that begins now. ``options`` are this collector's own.
+    ``capture`` is (first, end): steps first to end - 1; both are -1 where nothing is captured as far as is known at the
+    start. ``window`` is the same as an object that follows what is asked for later. ``first_step`` is the number of the
+    step that begins now. ``options`` are this collector's own.
     """
 
     rank: int
@@ -54,6 +71,11 @@ class Context:
     options: Mapping[str, Any]
     first_step: int = 0
     status: Status = field(default_factory=Status)
+    window: Window = field(default_factory=Window)
+
+    def __post_init__(self) -> None:
+        if self.window == Window():
+            self.window.first, self.window.end = self.capture
 
 
 @runtime_checkable

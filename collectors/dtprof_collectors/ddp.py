@@ -1,15 +1,18 @@
 """DistributedDataParallel without a communication hook: configuration, buckets, gradient-ready times, collectives.
 
 Wrappers are found among the live objects when the session starts and, where there are none yet, at the end of its first
-step. Gradient hooks are on the parameters only from two steps before the capture window to its end.
+step. Gradient hooks are on the parameters from two steps before a capture window to its end, and outside of windows in
+SPELL_STEPS steps of every SPELL_STEPS x ceil(parameters / 128): the same steps on every rank, and about 0.1 ms a step.
 
 Raw files (fields: ``ddp_lines``; a ring of two pieces, see ``dtprof.jsonl``)
-    ddp.jsonl           ``config`` of every wrapper; ``layout`` of its buckets whenever it has changed; ``grads`` and
-                        ``timing`` of every watched step. ``model`` is 0, 1, … in the order found.
+    ddp.jsonl           ``config`` of every wrapper; ``layout`` of its buckets whenever it has changed; ``grads`` of every step
+                        of a window and of the first two steps of a spell; ``ready`` of the other steps of a spell;
+                        ``timing`` of every step of a window. ``model`` is 0, 1, … in the order found.
     collectives.jsonl   every operation of any group that this rank issued in the captured steps, in order, by the flight
                         recorder. Without it ``source`` is "ddp_layout": one all_reduce per bucket and step, with neither
                         seq nor time, other groups and operations unknown, and part.json says so.
-Facts in part.json: ``models`` (the configuration of each), ``collectives`` (lines), ``flight_recorder_ms``.
+Facts in part.json: ``models`` (the configuration of each), ``collectives`` (lines), ``flight_recorder_ms``, ``spell`` [steps
+watched, of how many].
 """
 
 from __future__ import annotations
@@ -18,23 +21,30 @@ import gc
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dtprof.epoch import epoch_ns
+from dtprof.epoch import OFFSET_NS, epoch_ns
 from dtprof.jsonl import Appender, read_lines
-from dtprof.protocols import Context
+from dtprof.protocols import Context, Window
 from dtprof.table import Table
 from dtprof_collectors import flight_recorder
-from dtprof_collectors.ddp_lines import Bucket, Config, Grads, Layout, Line, Operation, Timing
+from dtprof_collectors.ddp_lines import Bucket, Config, Grads, Layout, Line, Operation, Ready, Timing
 from dtprof_collectors.ddp_tables import ddp_tables
 
 FILE, COLLECTIVES = "ddp.jsonl", "collectives.jsonl"
 LEAD_STEPS = 2
+SPELL_STEPS = 50
+PARAMETERS_A_STEP = 128
+FULL_STEPS = 2
+LAYOUT_STEPS = 3
+_HOOK_NS = 1000
 MAX_READY = 100_000
+MAX_CAPTURED = 100
 _DEFAULT_SAMPLE_RATE = 100
 _TIMES = tuple(f for f in Timing.__struct_fields__ if f not in ("model", "step"))
 
@@ -47,13 +57,16 @@ class DdpCollector:
     def __init__(self) -> None:
         self._models: list[_Model] = []
         self._lines: Appender | None = None
+        self._issued: Appender | None = None
         self._borders: list[tuple[int, int]] = []
-        self._watching = False
+        self._order = 0
+        self._window = Window()
+        self._watching = self._in_window = False
 
     def start(self, context: Context) -> None:
         """Look for wrappers that exist already; begin at once if the window is near."""
         self._context, self._status = context, context.status
-        self._first, self._end = context.capture
+        self._window = context.window
         self._first_step = context.first_step
         self._find()
         self._prepare(context.first_step)
@@ -65,8 +78,10 @@ class DdpCollector:
             self._models.append(wrapped)
             if self._watching:
                 wrapped.watch()
+                wrapped.time_every_step(self._in_window)
             self._write(wrapped.config)
             self._status.facts.setdefault("models", []).append(wrapped.summary())
+            self._status.facts["spell"] = [SPELL_STEPS, SPELL_STEPS * -(-wrapped.parameters // PARAMETERS_A_STEP)]
             self._status.changed = True
 
     def _write(self, row: Line) -> None:
@@ -76,7 +91,9 @@ class DdpCollector:
 
     def _prepare(self, coming: int) -> None:
         """Step ``coming`` is about to begin."""
-        wanted = self._first >= 0 and self._first - LEAD_STEPS <= coming < self._end
+        window = self._window
+        self._in_window = window.first >= 0 and window.first - LEAD_STEPS <= coming < window.end
+        wanted = self._in_window or self._spell(coming) >= 0
         if wanted and not self._watching:
             for model in self._models:
                 model.watch()
@@ -84,21 +101,34 @@ class DdpCollector:
             for model in self._models:
                 model.unwatch()
         self._watching = wanted
-        if self._first <= coming <= self._end and self._first >= 0:
+        for model in self._models:
+            model.time_every_step(self._in_window)
+        if window.first >= 0 and window.first <= coming <= window.end:
             self._borders.append((coming, epoch_ns()))
 
+    def _spell(self, step: int) -> int:
+        """How far a step lies inside a spell of watched steps; -1 where it lies in none."""
+        parameters = sum(model.parameters for model in self._models)
+        if not parameters:
+            return -1
+        every = -(-parameters // PARAMETERS_A_STEP)
+        spell, inside = divmod(step, SPELL_STEPS)
+        return inside if spell % every == 0 else -1
+
     def on_step(self, step: int) -> None:
-        """Write what the step showed; read the flight recorder when the window has just closed."""
+        """Write what the step showed; read the flight recorder when a window has just closed."""
         if self._watching:
+            inside = self._spell(step)
+            full = self._in_window or 0 <= inside < FULL_STEPS
             for model in self._models:
-                for row in model.rows(step):
+                self._status.own_ns += model.fired * _HOOK_NS
+                for row in model.rows(step, full, self._in_window):
                     self._write(row)
         if step == self._first_step and not self._models:
             self._find()
-        if self._first >= 0 and self._first - LEAD_STEPS - 1 <= step < self._end:
-            self._prepare(step + 1)
-            if step + 1 == self._end:
-                self._collectives()
+        self._prepare(step + 1)
+        if step + 1 == self._window.end:
+            self._collectives()
 
     def _collectives(self) -> None:
         borders, self._borders = self._borders, []
@@ -109,11 +139,12 @@ class DdpCollector:
         rows = self._recorded(found, borders) if found else list(self._from_layout(borders))
         if not rows:
             return
-        lines = Appender(self._context.folder / COLLECTIVES)
-        for order, row in enumerate(rows):
+        lines = self._issued = self._issued or Appender(self._context.folder / COLLECTIVES)
+        for order, row in enumerate(rows, self._order):
             lines.add(Operation(order=order, **row))
-        lines.close()
-        self._status.facts.update(collectives=len(rows), flight_recorder_ms=(time.perf_counter() - began) * 1e3)
+        lines.flush()
+        self._order += len(rows)
+        self._status.facts.update(collectives=self._order, flight_recorder_ms=(time.perf_counter() - began) * 1e3)
         self._status.changed = True
 
     def _recorded(self, found: dict[str, Any], borders: list[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -146,9 +177,10 @@ class DdpCollector:
         if self._borders:
             self._borders.append((self._borders[-1][0] + 1, epoch_ns()))
             self._collectives()
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.close()
+        files, self._lines, self._issued = (self._lines, self._issued), None, None
+        for lines in files:
+            if lines is not None:
+                lines.close()
 
     def tables(self, folder: Path) -> Mapping[str, Table]:
         """``grads`` and ``buckets`` of the watched steps, and ``quality``."""
@@ -183,7 +215,10 @@ class _Model:
         self._ready: list[tuple[int, int]] = []
         self._handles: list[Any] = []
         self._buckets: list[Bucket] = []
-        self._used_in: set[int] = set()
+        self._bucket_of: list[int] = []
+        self._used_in: deque[int] = deque(maxlen=2 * MAX_CAPTURED)
+        self._seen_steps = 0
+        self._timed = False
         self.config = self._config(ddp, named)
 
     def _parameters(self, ddp: Any) -> list[tuple[str, Any]]:
@@ -217,65 +252,90 @@ class _Model:
         config: dict[str, Any] = msgspec.to_builtins(self.config)
         return {**{k: v for k, v in config.items() if k not in ("type", "parameters")}, "n_parameters": len(self._names)}
 
+    @property
+    def parameters(self) -> int:
+        """How many parameters DDP reduces."""
+        return len(self._names)
+
+    @property
+    def fired(self) -> int:
+        """How often a gradient hook was called since the last ``rows``."""
+        return len(self._ready)
+
     def watch(self) -> None:
-        """Put a hook on every parameter; have DDP time every iteration (CPU only)."""
+        """Put a hook on every parameter."""
         ddp = self._reference()
         self._ready.clear()
         if ddp is None:
             return
         for index, (_, parameter) in enumerate(self._parameters(ddp)):
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._on_ready(index)))
-        self._sample_rate(ddp, 1)
 
     def _on_ready(self, index: int) -> Callable[[Any], None]:
-        ready = self._ready
+        ready, clock = self._ready, time.perf_counter_ns
 
         def hook(_parameter: Any) -> None:
             if len(ready) < MAX_READY:
-                ready.append((index, epoch_ns()))
+                ready.append((index, clock()))
 
         return hook
 
     def unwatch(self) -> None:
         """Take the hooks away; DDP samples as before."""
-        ddp = self._reference()
-        if self._handles and ddp is not None:
-            self._sample_rate(ddp, _DEFAULT_SAMPLE_RATE)
+        self.time_every_step(False)
         while self._handles:
             self._handles.pop().remove()
 
-    def _sample_rate(self, ddp: Any, rate: int) -> None:
+    def time_every_step(self, wanted: bool) -> None:
+        """Have DDP time every iteration (CPU only), or one of a hundred as it does by itself."""
+        ddp = self._reference()
+        if wanted == self._timed or ddp is None:
+            return
+        self._timed = wanted
         set_rate = getattr(ddp.reducer, "_set_ddp_runtime_logging_sample_rate", None)
         if set_rate is not None and self._on_cpu:
-            set_rate(rate)
+            set_rate(1 if wanted else _DEFAULT_SAMPLE_RATE)
 
-    def rows(self, step: int) -> Iterator[Line]:
-        """The lines that the end of a watched step gives."""
+    def rows(self, step: int, full: bool, timed: bool) -> Iterator[Line]:
+        """The lines that the end of a watched step gives: every gradient (``full``) or the buckets; ``timed``: DDP's times."""
         ddp = self._reference()
         if ddp is None:
             return
-        ready = self._ready.copy()
+        ready = [(index, at + OFFSET_NS) for index, at in self._ready]
         self._ready.clear()
-        seen = {index for index, _ in ready}
-        if seen:
-            self._used_in.add(step)
-        yield Grads(
-            model=self.number,
-            step=step,
-            ready=ready,
-            unused=[i for i in range(len(self._names)) if i not in seen],
-            join=bool(getattr(getattr(ddp, "_join_config", None), "enable", False)),
-            sync=bool(ddp.require_backward_grad_sync),
-        )
-        read = getattr(ddp, "_get_ddp_logging_data", None)
-        data = dict(read()) if read is not None else {}
+        self._seen_steps += 1
+        if ready:
+            self._used_in.append(step)
+        data = self._logged(ddp) if full or timed or self._seen_steps <= LAYOUT_STEPS else {}
         rebuilt, buckets = _buckets(data, self._names)
+        common: dict[str, Any] = {
+            "model": self.number,
+            "step": step,
+            "join": bool(getattr(getattr(ddp, "_join_config", None), "enable", False)),
+            "sync": bool(ddp.require_backward_grad_sync),
+        }
+        if full or not self._bucket_of:
+            seen = {index for index, _ in ready}
+            yield Grads(**common, ready=ready, unused=[i for i in range(len(self._names)) if i not in seen])
+        elif ready:
+            yield Ready(**common, first=ready[0][1], buckets=self._bucket_times(ready))
         if buckets and buckets != self._buckets:
             self._buckets = buckets
+            self._bucket_of = _bucket_of(buckets, self._names)
             yield Layout(model=self.number, step=step, rebuilt=rebuilt, buckets=buckets)
         times = {k: data[k] for k in _TIMES if k in data}
-        if times and self._on_cpu:
+        if times and timed and self._on_cpu:
             yield Timing(model=self.number, step=step, **times)
+
+    def _logged(self, ddp: Any) -> dict[str, Any]:
+        read = getattr(ddp, "_get_ddp_logging_data", None)
+        return dict(read()) if read is not None else {}
+
+    def _bucket_times(self, ready: list[tuple[int, int]]) -> list[int | None]:
+        times: list[int | None] = [None] * len(self._buckets)
+        for index, at in ready:
+            times[self._bucket_of[index]] = at
+        return times
 
     def guessed_collectives(self, step: int) -> Iterator[dict[str, Any]]:
         """What DDP must have issued in a step, judged by its buckets; nothing where a hook of the job does the work."""
@@ -301,3 +361,9 @@ def _buckets(data: Mapping[str, Any], names: list[str]) -> tuple[bool, list[Buck
         known = [names[i] for i in indices if i < len(names)] if indices else None
         buckets.append(Bucket(bucket=number, bytes=int(size), members=known))
     return rebuilt, buckets
+
+
+def _bucket_of(buckets: list[Bucket], names: list[str]) -> list[int]:
+    """Bucket number by parameter index; [] unless every parameter is in one."""
+    of = {name: bucket.bucket for bucket in buckets for name in bucket.members or ()}
+    return [of[name] for name in names] if len(of) == len(set(names)) else []

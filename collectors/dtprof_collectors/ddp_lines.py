@@ -57,6 +57,17 @@ class Grads(msgspec.Struct, kw_only=True, tag_field="type", tag="grads"):
     sync: bool
 
 
+class Ready(msgspec.Struct, kw_only=True, tag_field="type", tag="ready"):
+    """What is kept of most steps: when the first gradient was ready, and each bucket of the newest layout (None: never)."""
+
+    model: int
+    step: int
+    first: int
+    buckets: list[int | None]
+    join: bool
+    sync: bool
+
+
 class Timing(msgspec.Struct, kw_only=True, tag_field="type", tag="timing"):
     """DDP's own times of its last iteration. CPU jobs only: on a device, reading them would wait for it."""
 
@@ -73,7 +84,7 @@ class Timing(msgspec.Struct, kw_only=True, tag_field="type", tag="timing"):
     backward_comm_time_end: int | None = None
 
 
-Line = Config | Layout | Grads | Timing
+Line = Config | Layout | Grads | Ready | Timing
 
 
 class Operation(msgspec.Struct, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 from dtprof.run import quality_rows
 from dtprof.table import Table
-from dtprof_collectors.ddp_lines import Config, Grads, Layout, Line, Operation
+from dtprof_collectors.ddp_lines import Config, Grads, Layout, Line, Operation, Ready
 
 
 def ddp_tables(lines: Sequence[Line], operations: Sequence[Operation], bad: int) -> dict[str, Table]:
@@ -22,6 +22,8 @@ def ddp_tables(lines: Sequence[Line], operations: Sequence[Operation], bad: int)
     buckets: list[dict[str, Any]] = []
     for line in lines:
         config = configs.get(line.model)
+        if isinstance(line, Ready) and config is not None:
+            buckets += light_rows(line, [layout for layout in layouts if layout.model == line.model])
         if not isinstance(line, Grads) or config is None:
             continue
         ready = last_ready(line, config)
@@ -61,6 +63,17 @@ def bucket_rows(
         row = {"step": step, "bucket": bucket.bucket, "bytes": bucket.bytes, "members": bucket.members, "ready": last}
         rows.append({**row, "start": start})
     return rows
+
+
+def light_rows(line: Ready, layouts: Sequence[Layout]) -> list[dict[str, Any]]:
+    """Buckets of a step of which only their ready times are known: members and starts are left out."""
+    layout = next((one for one in reversed(layouts) if one.step <= line.step), None)
+    if not line.sync or layout is None or len(layout.buckets) != len(line.buckets):
+        return []
+    return [
+        {"step": line.step, "bucket": bucket.bucket, "bytes": bucket.bytes, "members": None, "ready": ready}
+        for bucket, ready in zip(layout.buckets, line.buckets, strict=True)
+    ]
 
 
 def bucket_starts(step: int, sizes: Sequence[int], operations: Sequence[Operation]) -> list[int | None]:

@@ -41,6 +41,7 @@ from typing import Any
 
 from dtprof.protocols import Collector
 from dtprof.session import launched
+from dtprof.session.anomaly import options_of
 from dtprof.session.core import MAX_CAPTURED_STEPS as MAX_CAPTURED_STEPS
 from dtprof.session.core import Layout as Layout
 from dtprof.session.core import Session as Session
@@ -63,6 +64,7 @@ def profile(
     mesh: Mapping[str, int] | None = None,
     coordinates: Mapping[int, Mapping[str, int]] | None = None,
     groups: Sequence[Mapping[str, Any]] = (),
+    anomaly: bool | Mapping[str, Any] = False,
 ) -> Session:
     """A session that writes to the run folder ``out`` (one for all ranks): a context manager, or ``start()`` and ``stop()``.
 
@@ -70,15 +72,19 @@ def profile(
     None takes all that are installed. ``job`` and ``knobs`` are written to the manifest. ``options`` maps a collector's
     name to its options. ``first_step`` numbers the first step, for a job that resumes. ``mesh`` (axis to size), ``coordinates``
     (rank to axis to index) and ``groups`` ({"name", "ranks", …} each) say in the manifest how the job is laid out.
+    ``anomaly`` (True, or a mapping of ``AnomalyOptions``) has all ranks capture a few steps after one that is slower than its
+    own history; see ``dtprof.session.anomaly``.
     Under ``dtprof run`` its folder takes the place of ``out``, and its window and collectors, where given, those of the script.
-    Raises InputError for a capture window that is none; nothing after that.
+    Raises InputError for a capture window or an anomaly option that is none; nothing after that.
     """
+    watch = options_of(anomaly)
     layout = Layout(dict(mesh or {}), {str(r): dict(c) for r, c in (coordinates or {}).items()}, [dict(g) for g in groups])
     own: dict[str, Any] = {"out": out, "capture": capture, "collectors": collectors}
+    launched.begun_by_script = True
     asked = launched.plan()
     if asked is not None and asked.measured:
         own = asked.over(own)
-    return Session(**own, job=job, knobs=knobs, options=options, first_step=first_step, layout=layout)
+    return Session(**own, job=job, knobs=knobs, options=options, first_step=first_step, layout=layout, anomaly=watch)
 
 
 def step(*, loss: Any = None, tokens: int | None = None, samples: int | None = None, kind: str | None = None) -> None:

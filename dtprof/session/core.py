@@ -6,12 +6,10 @@ import atexit
 import logging
 import os
 import shutil
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,29 +19,23 @@ from dtprof.epoch import OFFSET_NS, epoch_ns
 from dtprof.errors import InputError
 from dtprof.jsonl import Appender
 from dtprof.protocols import Collector, Context, Status
-from dtprof.run import Manifest, Part
 from dtprof.schema import STEP_KINDS
-from dtprof.session import inputs, launched, marks
+from dtprof.session import description, inputs, launched, marks
+from dtprof.session.anomaly import AnomalyOptions, Watcher
+from dtprof.session.description import Layout as Layout
 from dtprof.session.folder import PartFolder, to_plain
 from dtprof.session.guard import Guard, from_signal_handler
-from dtprof.session.identity import Identity, device_name, identify, process_group, run_key, versions
+from dtprof.session.identity import Identity, identify, run_key, versions
 from dtprof.session.meter import Meter
+from dtprof.session.phases import PhaseClock
+from dtprof.session.windows import MAX_CAPTURED_STEPS as MAX_CAPTURED_STEPS
+from dtprof.session.windows import Windows
 
 logger = logging.getLogger("dtprof")
 
-MAX_CAPTURED_STEPS = 100
 NOTHING = (-1, -1)
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _active: Session | None = None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a job says of its parallelism: ``mesh``, ``coordinates`` and ``groups`` of the manifest."""
-
-    mesh: dict[str, int] = field(default_factory=dict)
-    coordinates: dict[str, dict[str, int]] = field(default_factory=dict)
-    groups: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Session:
@@ -60,6 +52,7 @@ class Session:
         options: Mapping[str, Mapping[str, Any]] | None,
         first_step: int,
         layout: Layout | None = None,
+        anomaly: AnomalyOptions | None = None,
     ) -> None:
         self.inferred = False
         self.out = Path(out)
@@ -73,7 +66,10 @@ class Session:
         self._collectors: list[tuple[str, Collector, Status]] = []
         self._first = self._step = first_step
         self._meter = Meter()
-        self._input = inputs.InputClock()
+        self._input, self._phases = inputs.InputClock(), PhaseClock()
+        self._windows: Windows | None = None
+        self._anomaly = anomaly
+        self._watcher: Watcher | None = None
         self._notes: list[str] = []
         self._on = False
         self._folder: PartFolder | None = None
@@ -103,6 +99,7 @@ class Session:
         if self.guard.call("session", "start", self._step, self._start):
             self._on = True
             inputs.listen(self._input)
+            marks.listen(self._phases)
             atexit.register(self.stop)
         else:
             _active = None
@@ -111,9 +108,7 @@ class Session:
     def _start(self) -> None:
         self._started_ns = epoch_ns()
         self._thread = threading.get_ident()
-        marks.look_for_listeners()
-        self._idle_price = marks.idle_price_ns()
-        self._idle_before = marks.idle_calls
+        self._range_price = marks.price_ns()
         asked = launched.plan()
         if asked is not None:
             launched.agree_on_run_id(asked)
@@ -125,13 +120,18 @@ class Session:
             self._notes.append(f"capture shortened to {self.capture[0]}:{self.capture[1]} ({MAX_CAPTURED_STEPS} steps at most)")
         if self._who.rank == 0 and self._who.attempt == 0:
             self._folder.set_others_aside(self._who)
+        run, attempt = self._folder.out, self._who.attempt
+        self._windows = Windows(self.capture, run, key, attempt, self._started_ns)
+        if self._anomaly is not None:
+            self._watcher = Watcher(self._anomaly, run, key, attempt, self._who.rank)
         self._describe()
         for name, collector in self._make_collectors():
             status = Status()
             options = self._options.get(name, {})
             context = Context(
-                self._who.rank, self._who.world_size, self._folder.path, self.capture, options, self._first, status
-            )
+                self._who.rank, self._who.world_size, self._folder.path, self.capture, options, self._first, status,
+                self._windows.current,
+            )  # fmt: skip
             self._collectors.append((name, collector, status))
             if not self.guard.call(name, "start", self._step, collector.start, context):
                 self.guard.call(name, "stop", self._step, collector.stop)
@@ -168,6 +168,7 @@ class Session:
         if _active is self:
             _active = None
             inputs.listen(None)
+            marks.listen(None)
         atexit.unregister(self.stop)
         self.guard.call("session", "stop", self._step, self._stop)
 
@@ -185,6 +186,8 @@ class Session:
         if self._lines is not None and not self.guard.is_off("steps"):
             self.guard.call("steps", "close", self._step, self._lines.close)
         self._say_what_is_missing()
+        if self._windows is not None:
+            self._windows.finish(self._step)
         if self._folder is not None:
             self._folder.release_reserve()
         self._describe(ended=True)
@@ -228,32 +231,38 @@ class Session:
             self.stop()
 
     def _end_step(self, entered: int, loss: Any, tokens: int | None, samples: int | None, kind: str | None) -> None:
-        step = self._step
+        step, windows = self._step, self._windows
+        duration = entered - self._began
         traced = any(status.tracing for _, _, status in self._collectors)
+        captured = traced and windows is not None and windows.current.first <= step < windows.current.end
         if step == self._first:
             self._settle()
+        if windows is not None and not self.guard.is_off("captures"):
+            self.guard.call("captures", "look", step, self._look, windows, step, duration, kind)
         for name, collector, _ in self._collectors:
             if not self.guard.is_off(name):
                 self._hook(name, collector, step)
-        duration = entered - self._began
         hidden = sum(status.own_ns for _, _, status in self._collectors)
         row = {
             "step": step,
             "host_ts": self._began + OFFSET_NS,
             "host_dur": duration,
-            "captured": traced and self.capture[0] <= step < self.capture[1],
+            "captured": captured,
             "kind": self._kind(kind, step),
             "own_ns": time.perf_counter_ns() - entered,
         }
         waited, calls = self._input.take()
         if calls:
             row["input_ns"] = waited
+        if phases := self._phases.take(entered):
+            row["phases"] = phases
         for key, value, make in (("tokens", tokens, int), ("samples", samples, int), ("loss", loss, float)):
             if value is not None and not self.guard.is_off(key):
                 self.guard.call(key, "read", step, self._add, row, key, value, make)
         if self._lines is not None and not self.guard.is_off("steps"):
             self.guard.call("steps", "write", step, self._lines.add, row)
-        if len(self.guard.failures) != self._written_failures or any(s.changed for _, _, s in self._collectors):
+        changed = any(status.changed for _, _, status in self._collectors) or (windows is not None and windows.changed)
+        if changed or len(self.guard.failures) != self._written_failures:
             self._describe()
         self._step = step + 1
         self._began = time.perf_counter_ns()
@@ -267,9 +276,15 @@ class Session:
         if not self.guard.call(name, "on_step", step, collector.on_step, step):
             self.guard.call(name, "stop", step, collector.stop)
 
+    def _look(self, windows: Windows, step: int, duration: int, kind: str | None) -> None:
+        """Is a capture asked for, or is the step so slow that we ask for one ourselves?"""
+        asked = False
+        if self._watcher is not None and kind in (None, "train") and step > self._first and not windows.near(step):
+            asked = self._watcher.see(step, duration, epoch_ns(), windows.told)
+        windows.look(step + 1, now=asked)
+
     def _is_plain(self, step: int) -> bool:
-        first, end = self.capture
-        return step > self._first and not (first >= 0 and first - 3 <= step <= end)
+        return step > self._first and not (self._windows is not None and self._windows.near(step))
 
     def _settle(self) -> None:
         """After the first step the process group and the device exist: correct what was only read from the environment."""
@@ -288,7 +303,8 @@ class Session:
 
     def _kind(self, kind: str | None, step: int) -> str:
         if kind is None:
-            return "warm-up" if step == self._first else "train"
+            warming = step == self._first or any(status.warm_up for _, _, status in self._collectors)
+            return "warm-up" if warming else "train"
         if kind not in STEP_KINDS:
             self._note(f"kind={kind!r} is none of {', '.join(STEP_KINDS)}; taken as train")
             return "train"
@@ -305,6 +321,8 @@ class Session:
         self._written_failures = len(self.guard.failures)
         for _, _, status in self._collectors:
             status.changed = False
+        if self._windows is not None:
+            self._windows.changed = False
         if not self.guard.is_off("description") or ended:
             self.guard.call("description", "write", self._step, self._write_description, ended)
 
@@ -312,58 +330,32 @@ class Session:
         who, folder = self._who, self._folder
         if who is None or folder is None:
             return
-        idle_per_step = (marks.idle_calls - self._idle_before) / max(self._step - self._first, 1)
-        own_cost = self._meter.result(idle_per_step, self._idle_price)
-        states = [self._state_of(name, status) for name, _, status in self._collectors]
-        made = {name for name, _, _ in self._collectors}
-        states += [{"name": f["name"], "state": "off", "failure": f} for f in self.guard.failures if f["name"] not in made]
-        part = Part(
-            ordinal=folder.ordinal, rank=who.rank, attempt=who.attempt, window=folder.window, world_size=who.world_size,
-            host=who.host, pid=who.pid, device=device_name(), backend=who.backend,
-            source=folder.path.name, rank_from=who.rank_from + (f"; {who.conflict}" if who.conflict else ""),
-            extra={
-                "run_key": folder.key,
-                "started_ns": folder.started_ns,
-                "ended_ns": self._ended_ns if ended else None,
-                "steps_done": self._step - self._first,
-                "first_step": self._first,
-                "steps": launched.INFERRED if self.inferred else launched.MARKED,
-                "launch": to_plain(launched.facts),
-                "capture": list(self.capture) if self.capture != NOTHING else None,
-                "collectors": states,
-                "failures": self.guard.failures,
-                "notes": self._notes,
-                "own_cost": own_cost,
-                "versions": versions(),
-                "limits": {"captured_steps": MAX_CAPTURED_STEPS, "jsonl_bytes": self._lines.cap_bytes if self._lines else None},
-            },
-        )  # fmt: skip
+        steps = self._step - self._first
+        own_cost = self._meter.result(self._phases.calls / max(steps, 1), self._range_price)
+        states = description.states_of(self._collectors, self.guard.failures)
+        extra = {
+            "run_key": folder.key,
+            "started_ns": folder.started_ns,
+            "ended_ns": self._ended_ns if ended else None,
+            "steps_done": steps,
+            "first_step": self._first,
+            "steps": launched.INFERRED if self.inferred else launched.MARKED,
+            "launch": to_plain(launched.facts),
+            "capture": list(self.capture) if self.capture != NOTHING else None,
+            "captures": self._windows.told if self._windows else [],
+            "anomaly": self._watcher.described() if self._watcher else None,
+            "collectors": states,
+            "failures": self.guard.failures,
+            "notes": self._notes,
+            "own_cost": own_cost,
+            "versions": versions(),
+            "limits": {"captured_steps": MAX_CAPTURED_STEPS, "jsonl_bytes": self._lines.cap_bytes if self._lines else None},
+        }
+        part = description.part_of(who, folder, extra)
         folder.write_part(part)
         if who.rank == 0:
-            folder.write_manifest(self._manifest(part, states, own_cost))
-
-    def _state_of(self, name: str, status: Status) -> dict[str, Any]:
-        failure = next((f for f in self.guard.failures if f["name"] == name), None)
-        state: dict[str, Any] = {"name": name, "state": "off" if failure else "on", "facts": to_plain(status.facts)}
-        if failure:
-            state["failure"] = failure
-        if status.missing:
-            state["missing"] = list(status.missing)
-        return state
-
-    def _manifest(self, part: Part, states: list[dict[str, Any]], own_cost: dict[str, Any] | None) -> Manifest:
-        dist = process_group()
-        groups = []
-        if dist is not None:
-            groups.append({"name": "default_pg", "ranks": list(range(dist.get_world_size())), "backend": part.backend})
-        groups += [{"backend": part.backend, **to_plain(group)} for group in self._layout.groups]
-        cost = {k: float(own_cost[k]) for k in ("fraction", "low", "high")} if own_cost else None
-        return Manifest(
-            run_id=str(part.extra["run_key"]), job=self._job, command=list(sys.orig_argv), world_size=part.world_size,
-            mesh=to_plain(self._layout.mesh), coordinates=to_plain(self._layout.coordinates), groups=groups,
-            knobs=to_plain({**self._knobs, **launched.knobs()}), hosts=[part.host or ""], devices=[part.device or ""],
-            versions=versions(), collectors=states, own_cost=cost, parts=[part],
-        )  # fmt: skip
+            knobs = {**self._knobs, **launched.knobs()}
+            folder.write_manifest(description.manifest_of(part, self._job, self._layout, knobs, states, own_cost))
 
     def forget(self) -> None:
         """In a forked child: this process measures nothing and writes nothing."""
@@ -398,7 +390,9 @@ def _after_fork_in_child() -> None:
     global _active
     for session in _sessions:
         session.forget()
-    inputs.listen(None)
+    if _active is not None:
+        inputs.listen(None)
+        marks.listen(None)
     _active = None
 
 

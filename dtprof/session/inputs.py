@@ -88,7 +88,7 @@ class _Loader:
     def __iter__(self) -> Iterator[Any]:
         wrapped = object.__getattribute__(self, "_dtprof_wrapped")
         iterator = timed_input(iter, wrapped)
-        return self if iterator is wrapped else loader(iterator)  # type: ignore[return-value]
+        return self if iterator is wrapped else loader(iterator)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_dtprof_wrapped"), name)

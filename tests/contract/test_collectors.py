@@ -20,6 +20,7 @@ RAW = {
     "torch_profiler": ["trace.json.gz"],
     "ddp": ["ddp.jsonl", "collectives.jsonl"],
     "host": ["host.jsonl"],
+    "memory": ["memory.jsonl"],
     "nvml": ["nvml.jsonl"],
     "flight_recorder": ["flight_recorder.json"],
     "nccl_inspector": ["nccl_inspector.jsonl"],
@@ -106,6 +107,9 @@ LINES = (
     '{"step":1,"op":"all_reduce","bytes_in":4,"created_ns":6}',
     '{"step":3,"ts":7,"process_cpu_ns":1,"pauses":[[1,2,0],[1]]}',
     '{"step":"x","ts":"y","gc_ns":null}',
+    '{"type":"counters","step":1,"ts":5,"rss":4096,"ooms":1}',
+    '{"type":"state","step":1,"ts":5,"rows":[["parameter",null,-1,4],["activation","a",0,7]]}',
+    '{"type":"grown","step":1,"ts":5,"rows":[["a",0,4],["a"]]}',
     "{}", "[]", '"', "{", "\xff", "",
 )  # fmt: skip
 

@@ -90,9 +90,15 @@ def test_gradients_become_ready_inside_backward_and_buckets_with_their_last_memb
     tables = DdpCollector().tables(part)
     grads, buckets = tables["grads"], tables["buckets"]
     steps = {r["step"]: r for r in read_lines(part / "steps.jsonl")[0]}
-    assert sorted(set(grads["step"].tolist())) == [1, 2, 3, 4, 5]
+    # every gradient in the first two steps and around the window, buckets alone in the others
+    assert sorted(set(grads["step"].tolist())) == [0, 1, 2, 3, 4, 5]
+    assert sorted(set(buckets["step"].tolist())) == list(range(9))
+    assert (buckets["ready"][buckets["step"] > 1] > 0).all()
     rows = [grads.row(i) for i in range(len(grads))]
     backward = spans(part, "backward")
+    for row in (buckets.row(i) for i in range(len(buckets))):
+        begin = steps[row["step"]]["host_ts"]
+        assert row["ready"] is None or begin < row["ready"] < begin + steps[row["step"]]["host_dur"]
     for step in (3, 4, 5):
         mine = [r for r in rows if r["step"] == step]
         assert sorted(r["parameter"] for r in mine) == sorted(f"{n}.{k}" for n in range(6) for k in ("weight", "bias"))
@@ -125,7 +131,7 @@ def test_parameters_that_took_no_part_are_named(out):
     names = [name for name, _, _ in config["parameters"]]
     grads = [r for r in rows if r["type"] == "grads" and r["model"] == config["model"]]
     assert [sorted(names[i] for i in r["unused"]) for r in grads] == [["idle.bias", "idle.weight"]] * len(grads)
-    assert len(grads) == 4
+    assert [r["step"] for r in grads] == [0, 1, 2, 3, 4]
 
 
 def test_a_window_at_the_very_start_is_captured_too(out):

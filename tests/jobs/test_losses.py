@@ -66,7 +66,7 @@ def test_the_collector_that_raised_is_named_and_the_others_recorded(trained, hoo
         assert [f["name"] for f in describe(part).extra["failures"]] == [f"raises_{hook}"]
         assert (part / "trace.json.gz").exists()
         assert len(read_lines(part / "steps.jsonl")[0]) == 8
-        assert [r["step"] for r in read_lines(part / "ddp.jsonl")[0] if r["type"] == "grads"] == [1, 2, 3, 4, 5]
+        assert [r["step"] for r in read_lines(part / "ddp.jsonl")[0] if r["type"] == "grads"] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_full_disk_is_told_in_part_json_and_the_manifest(trained, disk):

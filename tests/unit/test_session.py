@@ -301,7 +301,7 @@ def test_a_job_that_just_ends_still_writes(tmp_path):
 def test_own_cost_is_ours_over_the_loop(tmp_path, monkeypatch):
     now = [0]
     monkeypatch.setattr("dtprof.session.core.time.perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr("dtprof.session.marks.idle_price_ns", lambda: (0.0, 0.0))
+    monkeypatch.setattr("dtprof.session.marks.price_ns", lambda: (0.0, 0.0))
 
     class Takes(Remembers):
         def on_step(self, step):

@@ -7,6 +7,7 @@ import pytest
 import dtprof
 from dtprof.session import marks
 from dtprof.session.guard import Guard
+from dtprof.session.phases import PhaseClock
 
 
 class Profiler(types.ModuleType):
@@ -54,21 +55,29 @@ class Nvtx(types.ModuleType):
         self.log.append("pop")
 
 
+def resting():
+    return marks.Annotation.__enter__ is marks._do_nothing
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     for name in ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "DTPROF_NVTX"):
         monkeypatch.delenv(name, raising=False)
     for name, value in (
-        ("_torch", None),
+        ("_tracer", marks._NO_TRACER),
         ("_domain", None),
         ("_domain_sought", False),
         ("_guard", Guard()),
-        ("idle_calls", 0),
+        ("_clock", None),
         ("_compiling", bool),
+        ("_named", {}),
+        ("_tagged", {}),
     ):
         monkeypatch.setattr(marks, name, value)
-    monkeypatch.setattr(marks, "_cache", {})
     monkeypatch.delitem(sys.modules, "torch.autograd.profiler", raising=False)
+    marks._wake()
+    yield
+    marks._wake()
 
 
 @pytest.fixture
@@ -86,20 +95,19 @@ def nvtx(monkeypatch):
     return module
 
 
-def test_where_nobody_listens_one_object_is_reused_and_calls_are_counted():
+def test_where_nobody_listens_one_object_is_reused():
     first, second = dtprof.annotate("forward", microbatch=1), dtprof.annotate("forward", microbatch=1)
     assert first is second
     assert first is not dtprof.annotate("forward", microbatch=2)
+    assert dtprof.annotate("forward") is dtprof.annotate("forward") is not first
     with first, second, first:
         pass
-    assert marks.idle_calls == 3
 
 
 def test_the_torch_profiler_gets_the_name_with_its_tags(profiler):
     with dtprof.annotate("forward", microbatch=2, layer="blocks.0"), dtprof.annotate("inner"):
         pass
     assert profiler.log == ["+forward#microbatch=2#layer=blocks.0", "+inner", "-inner", "-forward#microbatch=2#layer=blocks.0"]
-    assert marks.idle_calls == 0
 
 
 def test_nvtx_gets_domain_category_and_payload(nvtx):
@@ -118,7 +126,6 @@ def test_without_a_tool_nvtx_is_left_alone(nvtx, monkeypatch):
     with dtprof.annotate("forward"):
         pass
     assert nvtx.log == []
-    assert marks.idle_calls == 1
 
 
 def test_as_a_decorator_it_listens_at_call_time(profiler):
@@ -188,25 +195,92 @@ def test_a_torch_without_the_flag_is_no_listener(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.autograd.profiler", types.ModuleType("torch.autograd.profiler"))
     with dtprof.annotate("f"):
         pass
-    assert marks.idle_calls == 1
+    assert marks._tracer is marks._NO_TRACER
 
 
 def test_the_cache_is_bounded():
     for n in range(3 * marks._CACHE_SIZE):
         dtprof.annotate("f", step=n)
-    assert len(marks._cache) <= marks._CACHE_SIZE
+        dtprof.annotate(f"f{n}")
+    assert len(marks._tagged) <= marks._CACHE_SIZE
+    assert len(marks._named) <= marks._CACHE_SIZE
 
 
-def test_the_price_of_an_idle_range_is_measured_without_being_counted(profiler):
+def test_the_price_of_a_range_is_measured_without_being_booked(profiler):
+    profiler._is_profiler_enabled = False
+    clock = PhaseClock()
+    marks.listen(clock)
+    best, worst = marks.price_ns()
+    assert 0 < best <= worst
+    assert marks._clock is clock
+    assert (clock.calls, clock.take(0)) == (0, {})
+    profiler._is_profiler_enabled = True
+    assert marks.price_ns() == (0.0, 0.0)
+    assert profiler.log == []
+
+
+def test_ranges_rest_until_somebody_listens(profiler):
+    profiler._is_profiler_enabled = False
+    kept = dtprof.annotate("kept")
+    with kept, dtprof.annotate("f"):
+        pass
+    assert resting()
+    with kept:
+        profiler._is_profiler_enabled = True
+        with dtprof.annotate("f"), kept:
+            pass
+    assert profiler.log == ["+f", "+kept", "-kept", "-f"]
     profiler._is_profiler_enabled = False
     with dtprof.annotate("f"):
-        pass
-    best, worst = marks.idle_price_ns()
-    assert 0 < best <= worst
-    assert marks.idle_calls == 1
-    profiler._is_profiler_enabled = True
-    assert marks.idle_price_ns() == (0.0, 0.0)
-    assert profiler.log == []
+        marks.listen(PhaseClock())
+        assert not resting()
+    marks.listen(None)
+    assert resting()
+
+
+def test_a_tag_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="has no tag 'colour'"):
+        dtprof.annotate("f", colour=1)
+
+
+def test_phases_are_timed_while_a_session_runs(monkeypatch):
+    now = [0]
+    monkeypatch.setattr("dtprof.session.phases.time.perf_counter_ns", lambda: now[0])
+    clock = PhaseClock()
+    marks.listen(clock)
+
+    def spend(name, ns, **tags):
+        with dtprof.annotate(name, **tags):
+            now[0] += ns
+
+    spend("forward", 5)
+    spend("forward", 7, microbatch=1)
+    spend("anything", 11, phase="backward")
+    spend("anything", 13)
+    with dtprof.annotate("optimizer"), dtprof.annotate("optimizer"), dtprof.annotate("data"):
+        now[0] += 17
+    assert clock.take(now[0]) == {"forward": 12, "backward": 11, "optimizer": 17, "data": 17}
+    assert clock.calls == 7
+    with dtprof.annotate("evaluation"):
+        now[0] += 19
+        assert clock.take(now[0]) == {"evaluation": 19}
+        now[0] += 23
+    assert clock.take(now[0]) == {"evaluation": 23}
+    thread = threading.Thread(target=spend, args=("forward", 29))
+    thread.start()
+    thread.join()
+    assert clock.take(now[0]) == {}
+
+
+def test_a_session_that_ends_or_changes_inside_a_range_loses_only_that_range():
+    first, second = PhaseClock(), PhaseClock()
+    marks.listen(first)
+    with dtprof.annotate("forward"):
+        marks.listen(second)
+        with dtprof.annotate("backward"):
+            marks.listen(None)
+    assert set(first.take(0)) == {"forward"}
+    assert set(second.take(0)) == {"backward"}
 
 
 def test_real_nvtx_takes_what_we_give_it(monkeypatch):
