@@ -211,7 +211,7 @@ def ingest_part(folder: Path, part: Part) -> dict[str, Table]:
     named = len(quality)
     rows = _lines(folder / "steps.jsonl", StepLine, quality, "those steps are not known")
     lost = len(quality) > named or part.extra.get("ended_ns") is None
-    tables["steps"] = merge_steps(tables.get("steps", Table.empty("steps")), rows, lost)
+    tables["steps"] = merge_steps(tables.get("steps", Table.empty("steps")), rows, lost, inferred=_inferred(part))
     _merge_collectors(folder, tables, quality)
     issued = _lines(folder / "collectives.jsonl", IssuedLine, quality, "those operations keep what the trace says")
     if issued:
@@ -230,6 +230,11 @@ def _lines(path: Path, kind: type[msgspec.Struct], quality: Quality, effect: str
     if bad:
         quality.append((path.name, "torn lines", bad, effect))
     return [msgspec.structs.asdict(row) for row in rows]
+
+
+def _inferred(part: Part) -> bool:
+    """Were the steps found by a launcher, not marked by the script?"""
+    return str(part.extra.get("steps", "")).startswith("inferred")
 
 
 def _life(folder: Path, part: Part) -> Quality:
@@ -253,6 +258,11 @@ def _life(folder: Path, part: Part) -> Quality:
                 "the last second of lines may be missing",
             )
         )
+    if _inferred(part):
+        launch = part.extra.get("launch")
+        pattern = launch.get("optimizers") if isinstance(launch, dict) else None
+        what = f"steps are {part.extra['steps']}" + (f" ({pattern})" if pattern else "")
+        out.append(("steps", what, 1, "a step ends with the last optimizer step of its iteration"))
     for name in part.extra.get("closed_parts") or []:
         out.append((str(name), "the folder may not be read", 1, "that process is missing"))
     if problem := part.extra.get("manifest_problem"):
@@ -280,7 +290,7 @@ def _trace(folder: Path, part: Part, quality: Quality) -> dict[str, Table]:
     return dict(read.tables)
 
 
-def merge_steps(traced: Table, rows: list[dict[str, Any]], lost: bool = False) -> Table:
+def merge_steps(traced: Table, rows: list[dict[str, Any]], lost: bool = False, inferred: bool = False) -> Table:
     """Steps of the step clock, with the trace's own borders where a step was traced (they share its events' clock).
 
     A traced step without a line is kept as the trace has it where lines were ``lost`` (the process was killed); else the
@@ -301,7 +311,7 @@ def merge_steps(traced: Table, rows: list[dict[str, Any]], lost: bool = False) -
             "host_dur": int(traced["host_dur"][at]) if captured else row.get("host_dur"),
             "complete": bool(traced["complete"][at]) if captured else True,
             "kind": kind if kind in STEP_KINDS else "train",
-            "marked": "marked",
+            "marked": "inferred" if inferred else "marked",
             "captured": captured,
             "tokens": row.get("tokens"), "samples": row.get("samples"), "loss": row.get("loss"),
         })  # fmt: skip

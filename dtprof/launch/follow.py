@@ -95,12 +95,11 @@ class _Follower:
         """The time inside ``next()`` of a data loader's iterator is input waiting."""
         original = iterator.__next__
 
-        @functools.wraps(original)
         def following(this: Any) -> Any:
             return timed_input(original, this)
 
         wrap.leave_uncompiled(following.__code__)
-        iterator.__next__ = following
+        iterator.__next__ = functools.wraps(original)(following)
 
     def _enter(self, args: tuple[Any, ...]) -> None:
         """The optimizer that comes first in ``args`` is about to step."""
