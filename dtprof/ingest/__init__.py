@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dtprof.errors import InputError, NotATrace, PluginError
+from dtprof.ingest.exported import ExportedReader
 from dtprof.ingest.kineto.reader import KinetoReader
 from dtprof.ingest.memory.reader import SnapshotReader
+from dtprof.ingest.nsys.files import is_sqlite
+from dtprof.ingest.nsys.reader import NsysReader
 from dtprof.ingest.recorded import RecordedReader
 from dtprof.plugins import loaded
 from dtprof.protocols import Reader
 from dtprof.run import Run
 
-READERS: tuple[Reader, ...] = (RecordedReader(), KinetoReader(), SnapshotReader())
+READERS: tuple[Reader, ...] = (RecordedReader(), ExportedReader(), KinetoReader(), NsysReader(), SnapshotReader())
 
 
 def readers() -> list[Reader]:
@@ -22,12 +26,14 @@ def readers() -> list[Reader]:
     return [*READERS, *(plugin.value() for plugin in loaded("readers") if plugin.value is not None)]
 
 
-def open_run(path: str | Path, **options: Any) -> Run:
-    """Open a run directory, a trace file, or a folder of traces.
+def open_run(path: str | Path | Sequence[str | Path], **options: Any) -> Run:
+    """Open a run directory, a trace file, a folder of traces, or several Nsight Systems reports of one job.
 
     Options are passed to the reader (``executor``, ``cache``, ``progress``). Raises InputError (NotATrace) that names
     the path and the remedy where there is nothing to read.
     """
+    if not isinstance(path, str | Path):
+        return NsysReader().read_files([Path(p) for p in path], options)
     where = Path(path)
     if not where.exists():
         raise InputError(f"{where}: no such file or folder", "check the path")
@@ -43,6 +49,7 @@ def open_run(path: str | Path, **options: Any) -> Run:
         held = sum(1 for _ in where.iterdir())
         what = "an empty folder" if held == 0 else f"none of its {held} entries is a trace"
         raise NotATrace(
-            f"{where}: {what}", "give a dtprof run directory, or a torch.profiler trace (*.json, *.json.gz) or a folder of them"
+            f"{where}: {what}",
+            "give a dtprof run directory, or torch.profiler traces (*.json, *.json.gz), Nsight Systems reports or a folder of them",
         )
-    return KinetoReader().read(where, options)
+    return (NsysReader() if is_sqlite(where) else KinetoReader()).read(where, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtprof.ingest.kineto import details, marks, memory, spans
-from dtprof.ingest.kineto.comm import Arguments, CommBuilder, is_record
+from dtprof.ingest.kineto.comm import Arguments, CommBuilder, Member, is_record
 from dtprof.ingest.kineto.events import Events, base_ns
 from dtprof.ingest.kineto.identity import identity
 from dtprof.ingest.kineto.raw import Ints, RawTrace
@@ -36,7 +37,29 @@ class PartData:
     tables: dict[str, Table]
 
 
-def build_part(raw: RawTrace, source: str) -> PartData:
+def kineto_steps(events: Events) -> marks.Steps:
+    """Steps as torch.profiler marks them."""
+    return marks.steps(events.name, events.kind, events.lanes.device, events.lane, events.ts, events.dur)
+
+
+def no_members(events: Events) -> dict[int, list[Member]]:
+    """A Kineto file says what its kernels communicate in arguments and records."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What another source of the same columns knows otherwise.
+
+    ``steps`` finds the host steps; ``members`` gives the operations behind communication events (by event row) as the
+    communication library itself reports them.
+    """
+
+    steps: Callable[[Events], marks.Steps] = kineto_steps
+    members: Callable[[Events], dict[int, list[Member]]] = no_members
+
+
+def build_part(raw: RawTrace, source: str, hooks: Hooks = Hooks()) -> PartData:
     """The tables of one file; ``part`` has what the file itself says about its rank, host and device."""
     quality: Quality = [
         (source, d.what, d.count, f"first seen at byte {d.offset}; everything else is kept") for d in raw.damage
@@ -44,10 +67,10 @@ def build_part(raw: RawTrace, source: str) -> PartData:
     kind = spans.kinds(raw)
     keep = _possible(raw, kind, source, quality)
     events = _events(raw, kind, keep)
-    found = marks.steps(events.name, events.kind, events.lanes.device, events.lane, events.ts, events.dur)
+    found = hooks.steps(events)
     host = ~events.on_device
     ranges = marks.phase_ranges(events.name, events.kind, host)
-    comm, groups = _comm(events, host)
+    comm, groups = _comm(events, host, hooks.members(events))
     table = Table.of(
         "events",
         ts=events.ts,
@@ -73,7 +96,7 @@ def build_part(raw: RawTrace, source: str) -> PartData:
     )
     tables = {
         "events": table,
-        "lanes": _lanes(events, host),
+        "lanes": _lanes(events, host, found),
         "kernel_args": details.kernel_args(events),
         "deps": details.dependencies(events),
         "comm": comm,
@@ -156,7 +179,7 @@ def _events(raw: RawTrace, kind: NDArray[np.int8], order: Ints) -> Events:
     return Events(raw, order, kind, ts, dur, name, correlation, lanes, lane, launch, parent)
 
 
-def _comm(events: Events, host: NDArray[np.bool_]) -> tuple[Table, Table]:
+def _comm(events: Events, host: NDArray[np.bool_], told: dict[int, list[Member]]) -> tuple[Table, Table]:
     header = events.raw.header
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
@@ -166,7 +189,7 @@ def _comm(events: Events, host: NDArray[np.bool_]) -> tuple[Table, Table]:
             pg_ranks[str(group.get("pg_name"))] = tuple(group["ranks"])
     builder = CommBuilder(
         Arguments(events.raw), events.order, events.name, events.kind, events.ts, events.dur, events.parent, events.launch,
-        events.lane, host, pg_ranks, info.get("world_size"),
+        events.lane, host, pg_ranks, info.get("world_size"), told,
     )  # fmt: skip
     unnamed = np.flatnonzero((events.kind == kind_code("kernel")) & (events.launch >= 0))
     events.kind[unnamed[_called_by_communication(events, events.launch[unnamed])]] = kind_code("comm")
@@ -212,18 +235,17 @@ def _direction(name: str) -> str | None:
     return next((d for d in ("HtoD", "DtoH", "DtoD", "PtoP") if d in name), None)
 
 
-def _lanes(events: Events, host: NDArray[np.bool_]) -> Table:
-    training: set[int] = set()
-    autograd: set[int] = set()
-    step_names = [i for i, n in enumerate(events.name.values) if n.startswith("ProfilerStep#")]
-    marked = host & np.isin(events.name.codes, step_names)
-    training.update(np.unique(events.lane[marked]).tolist())
+def _lanes(events: Events, host: NDArray[np.bool_], found: marks.Steps) -> Table:
+    training: set[int] = set(np.unique(events.lane[found.rows]).tolist())
+    autograd = {i for i, label in enumerate(events.lanes.names) if label and label.startswith("pt_autograd")}
     ops = host & (events.kind == kind_code("cpu_op"))
     engine = [i for i, n in enumerate(events.name.values) if n.startswith("autograd::engine")]
     autograd.update(np.unique(events.lane[ops & np.isin(events.name.codes, engine)]).tolist())
     if not training and ops.any():
         spent = np.bincount(events.lane[ops], weights=events.dur[ops].astype(float))
         training.add(int(np.argmax(spent)))
+    elif not training and (calls := events.launch[events.device & (events.launch >= 0)]).size:
+        training.add(int(np.argmax(np.bincount(events.lane[calls]))))
     return spans.lane_table(events.lanes, events.lane, events.kind, events.dur, training, autograd - training)
 
 

@@ -179,6 +179,7 @@ class CommBuilder:
     host: Any
     pg_ranks: dict[str, tuple[int, ...]]
     world_size: int | None
+    told: dict[int, list[Member]] = field(default_factory=dict)  # by event row, as the library itself reports it
     claimed: set[int] = field(default_factory=set)
 
     def name_of(self, row: int) -> str:
@@ -198,6 +199,8 @@ class CommBuilder:
             return [own or replace(from_record(self.args, int(self.order[event]), self.name_of(event)), record=event)]
         launch = int(self.launch[event])
         found = self._records(launch) if launch >= 0 else []
+        if event in self.told:
+            found = with_library(found, self.told[event])
         by_name = operation(self.name_of(event))
         if own is not None:
             record = found[0].record if found else None
@@ -279,6 +282,54 @@ class CommBuilder:
             "bytes_in": m.bytes_in, "bytes_out": m.bytes_out, "bytes_wire": m.bytes_wire, "bytes_known": m.bytes_known,
             "dtype": m.dtype, "peer": m.peer, "known_by": m.known_by,
         }  # fmt: skip
+
+
+def with_library(found: list[Member], told: list[Member]) -> list[Member]:
+    """Records of the framework completed by what the library says: group and bytes, and the operations where it has none.
+
+    A collective that the library carries out as sends and receives (an all-to-all) stays one: its bytes are their sums.
+    """
+    named = found[0] if found else None
+    if named is None or named.op in ("unknown", "send_recv"):
+        return told
+    if len(found) > 1 and len(found) == len(told):
+        return [_completed(f, t) for f, t in zip(found, told, strict=True)]
+    if len(found) > 1:
+        return found
+    return [_completed(named, _summed(told))]
+
+
+def _summed(told: list[Member]) -> Member:
+    """Parts of one operation as one: bytes added up where all are known."""
+    if len(told) == 1:
+        return told[0]
+    sums: list[int | None] = []
+    for key in ("bytes_in", "bytes_out"):
+        parts = [getattr(m, key) for m in told if getattr(m, key) is not None]
+        sums.append(sum(parts) if parts else None)
+    wires = [m.bytes_wire for m in told if m.op == "send"]
+    wire = sum(w for w in wires if w is not None) if wires and None not in wires else None
+    same = all((m.group_name, m.size) == (told[0].group_name, told[0].size) for m in told)
+    first = told[0] if same else Member()
+    exact = all(m.bytes_known == "exact" for m in told)
+    return replace(
+        first, op="unknown", bytes_in=sums[0], bytes_out=sums[1], bytes_wire=wire, bytes_known="exact" if exact else "unknown",
+        peer=None,
+    )  # fmt: skip
+
+
+def _completed(record: Member, told: Member) -> Member:
+    """``record`` with group, sequence and bytes from ``told`` where it has none."""
+    if record.ranks is None and record.group_name is None:
+        record = replace(record, group_name=told.group_name, group_description=told.group_description, ranks=told.ranks)
+    size = record.size if record.size is not None else told.size
+    seq = record.seq if record.seq is not None else told.seq
+    if record.bytes_in is None and record.bytes_out is None:
+        record = replace(
+            record, bytes_in=told.bytes_in, bytes_out=told.bytes_out, bytes_wire=told.bytes_wire, bytes_known=told.bytes_known
+        )
+    peer = record.peer if record.peer is not None else told.peer
+    return replace(record, size=size, seq=seq, peer=peer, dtype=record.dtype or told.dtype)
 
 
 def _fill(first: Member, second: Member | None) -> Member:

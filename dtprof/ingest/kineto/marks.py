@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,13 @@ _STUB_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Steps:
-    """Host steps in time order."""
+    """Host steps in time order; ``rows`` are the events that mark them."""
 
     number: NDArray[np.int32]
     start: Ints
     end: Ints
     complete: NDArray[np.bool_]
+    rows: Rows = field(default_factory=lambda: np.empty(0, np.int32))
 
     def table(self) -> Table:
         """The steps table, host half."""
@@ -55,7 +56,7 @@ def steps(name: Strings, kind: Codes, lane_device: Rows, lane: Rows, ts: Ints, d
     complete = np.ones(len(rows), bool)
     if len(rows) > 1:
         complete[-1] = bool(durations[-1] >= _STUB_SHARE * np.median(durations[:-1]))
-    return Steps(marks[rows].astype(np.int32), ts[rows], ts[rows] + durations, complete)
+    return Steps(marks[rows].astype(np.int32), ts[rows], ts[rows] + durations, complete, rows.astype(np.int32))
 
 
 def step_tags(found: Steps, ts: Ints, kind: Codes, launch: Rows, device_event: NDArray[np.bool_]) -> Rows:

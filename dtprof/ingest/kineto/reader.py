@@ -20,7 +20,7 @@ from dtprof.ingest.kineto.scan import scan_file, what_is
 from dtprof.ingest.kineto.scan import sniff as sniff_file
 from dtprof.ingest.match import match
 from dtprof.ingest.store import IngestStore
-from dtprof.run import Manifest, Part, Run, quality_rows
+from dtprof.run import Format, Manifest, Part, Run, quality_rows
 from dtprof.table import Table
 
 # above this many bytes of trace files, tables stay in the cache until they are asked for
@@ -129,10 +129,22 @@ def ingest_all(
     return found, failed
 
 
-def assemble(path: Path, found: list[Ingested], extra: list[tuple[str, str, int, str]]) -> Run:
-    """A Run of the files read: ranks settled, parts numbered, what is odd reported."""
+def assemble(
+    path: Path,
+    found: list[Ingested],
+    extra: list[tuple[str, str, int, str]],
+    settled: Mapping[int, list[tuple[str, str, int, str]]] | None = None,
+    format: Format = "kineto",
+) -> Run:
+    """A Run of the files read: ranks settled, parts numbered, what is odd reported.
+
+    ``settled`` are quality rows, by place in ``found``, of a reader that has settled the ranks itself: names say nothing then.
+    """
     quality: dict[int, list[tuple[str, str, int, str]]] = defaultdict(list)
-    parts = settle_ranks([(f.part, hint_of(f.path)) for f in found], quality)
+    for i, rows in (settled or {}).items():
+        quality[i] += rows
+    hints = [hint_of(f.path) if settled is None else FileHint() for f in found]
+    parts = settle_ranks([(f.part, hint) for f, hint in zip(found, hints, strict=True)], quality)
     keep_apart(parts, quality)
     order = sorted(
         range(len(found)), key=lambda i: (parts[i].rank is None, parts[i].rank or 0, parts[i].attempt, parts[i].window, i)
@@ -152,7 +164,7 @@ def assemble(path: Path, found: list[Ingested], extra: list[tuple[str, str, int,
         devices=sorted({p.device for p in parts if p.device}),
     )
     store = IngestStore(held, folders)
-    run = Run(manifest, store, str(path), "kineto")
+    run = Run(manifest, store, str(path), format)
     store.derive = lambda: match(run)
     for ordinal, i in enumerate(order):
         rows = quality[i] + (extra if ordinal == 0 else [])

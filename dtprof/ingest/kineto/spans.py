@@ -151,7 +151,7 @@ def lane_table(lane: Lanes, of_event: Rows, kind: Codes, dur: Ints, training_lan
             role = "autograd"
         elif comm[i] > 0:
             role = "gloo"
-        elif re.search(r"pin_memory|dataloader|loader", lane.names[i] or "", re.IGNORECASE):
+        elif re.search(r"pin_memory|dataloader|loader|^pt_data", lane.names[i] or "", re.IGNORECASE):
             role = "loader"
         else:
             role = "other"
