@@ -27,6 +27,8 @@ class GateCommand:
     name = "gate"
     summary = "Is a command slower than another? Interleaved pairs: exit 0 passed, 1 slower, 2 inconclusive."
 
+    takes_command = True
+
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         parser.add_argument("--baseline-cmd", metavar="CMD", help="the command as it was, as a shell takes it")
@@ -40,7 +42,9 @@ class GateCommand:
         parser.add_argument("--no-confirm", action="store_true", help="a failure need not repeat")
         parser.add_argument("--no-cause", action="store_true", help="do not trace a run of each side after a failure")
         add_outputs(parser)
-        parser.add_argument("cmd", nargs="*", metavar="-- CMD…", help="one command for both sides, with --set or --aa")
+        parser.epilog = (
+            "The command stands after --: dtprof gate --set ddp.bucket_cap_mb=50 -- torchrun --nproc_per_node=2 train.py"
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Measure, decide, name the cause."""

@@ -11,7 +11,7 @@ import os
 import random
 import shlex
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,8 +160,11 @@ def run_once(
     if outcome.code != 0 or outcome.problem:
         why = outcome.problem or f"ended with exit code {outcome.code}"
         raise CommandFailed(f"the {side.name} command {why} ({side.command})", "its last lines are above", last_lines(log))
-    if side.edits and (missed := outcome.told("edit not applied")):
-        raise InputError(f"{side.name}: {missed[0]}", "an edit that had no effect proves nothing")
+    for edit in side.edits:
+        if not any(text.startswith(f"{edit}: ") for text in outcome.told("edit")):
+            refused = [text for text in outcome.told("edit failed") if text.startswith(f"{edit}: ")]
+            why = refused[0] if refused else f"{edit}: had no effect, for the command constructed nothing of the kind"
+            raise InputError(f"the {side.name} command: {why}", "an edit without effect proves nothing")
     return RunTime(folder, step_times(folder, warm_up), whole)
 
 
@@ -174,14 +177,16 @@ def last_lines(log: Path) -> list[str]:
 
 
 def step_times(folder: Path, warm_up: int) -> dict[int, int]:
-    """Training steps of a run folder after ``warm_up``: number -> ns of the slowest rank."""
-    longest: dict[int, int] = defaultdict(int)
+    """Training steps of a run folder after ``warm_up``: number -> ns of the slowest rank; untraced ones, where there are."""
+    found: tuple[dict[int, int], dict[int, int]] = ({}, {})
     for part in sorted(folder.glob("part[0-9]*")):
         rows, _ = read_lines(part / "steps.jsonl")
         for row in rows:
             step, length = row.get("step"), row.get("host_dur")
             if isinstance(step, int) and isinstance(length, int) and row.get("kind", "train") == "train" and length > 0:
-                longest[step] = max(longest[step], length)
+                longest = found[bool(row.get("captured"))]
+                longest[step] = max(longest.get(step, 0), length)
+    longest = found[0] or found[1]
     begin = min(longest, default=0)
     # the first step is marked as warm-up already: ``warm_up`` counts from the first that is not
     return {s: ns for s, ns in sorted(longest.items()) if s >= begin + max(warm_up - 1, 0)}

@@ -73,8 +73,8 @@ class Plan:
 class Trial:
     """What the pairs said. ``first`` and ``repeated`` are durations (n x 2: baseline, candidate) in the unit measured.
 
-    ``decision`` is of the first pairs, in the plan's direction: its estimate is the change, or with direction -1 what is
-    saved. ``noise`` is the deviation of ln(candidate / baseline); ``sees`` the change that all the pairs allowed would
+    ``decision`` is of the first pairs, in the plan's direction: with direction -1 its shares are baseline / candidate - 1.
+    ``noise`` is the deviation of ln(candidate / baseline); ``sees`` the change that all the pairs allowed would
     detect four times in five. ``refused``: stopped because they could not detect what was asked for.
     """
 
@@ -195,12 +195,15 @@ def _trial(
 
 
 def _words(plan: Plan, decision: Decision) -> str:
-    sign = plan.direction
-    text = change(decision.estimate if sign > 0 else -decision.estimate)
+    """The candidate's change with its interval, whatever the direction of the decision."""
+
+    def of(value: float) -> str:
+        return change(math.expm1(plan.direction * math.log1p(value)))
+
     if decision.low is None or decision.high is None:
-        return text
-    ends = (decision.low, decision.high) if sign > 0 else (-decision.high, -decision.low)
-    return f"{text} ({change(ends[0])} to {change(ends[1])})"
+        return of(decision.estimate)
+    low, high = (decision.low, decision.high) if plan.direction > 0 else (decision.high, decision.low)
+    return f"{of(decision.estimate)} ({of(low)} to {of(high)})"
 
 
 def _reason(plan: Plan, decision: Decision) -> str:
