@@ -15,9 +15,14 @@ from dtprof.protocols import Command
 # built-in verbs: where they are and what they do, in words that need no import
 BUILT_IN = {
     "run": ("dtprof.cli.run:RunCommand", "run a training command as it is, measured, and print the verdict"),
+    "capture": ("dtprof.cli.capture:CaptureCommand", "profile a live run now: the same steps on all ranks"),
     "report": ("dtprof.cli.report:ReportCommand", "accounting, collectives and findings of a run or of a trace folder or file"),
-    "whatif": ("dtprof.cli.whatif:WhatIfCommand", "what a change would make of the step, with an interval, or why that is not known"),
+    "whatif": (
+        "dtprof.cli.whatif:WhatIfCommand",
+        "what a change would make of the step, with an interval, or why that is not known",
+    ),
     "gate": ("dtprof.cli.gate:GateCommand", "is a command slower than another? paired, with a known false-alarm rate"),
+    "verify": ("dtprof.cli.verify:VerifyCommand", "prove or refute a finding's edit by measuring pairs"),
     "check": ("dtprof.cli.check:CheckCommand", "a run against a stored baseline"),
     "baseline": ("dtprof.cli.baseline:BaselineCommand", "record, show or accept what dtprof check compares with"),
     "diff": (
@@ -52,7 +57,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str]) -> tuple[Command | None, argparse.Namespace]:
-    """The verb and its arguments; (None, …) where help was asked for and has been printed."""
+    """The verb and its arguments; (None, …) where help was asked for and has been printed.
+
+    Of a verb with ``takes_command``, ``args.cmd`` is what stands after ``--``, word by word.
+    """
     before = [w for w in words if w == "--debug"][: 1 if words[0] == "--debug" else 0]
     rest = list(words[len(before) :])
     if not rest:
@@ -65,8 +73,15 @@ def parse(words: Sequence[str]) -> tuple[Command | None, argparse.Namespace]:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout; messages go to stderr")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     command.configure(parser)
+    own, typed = rest[1:], None
+    if getattr(command, "takes_command", False):
+        end = own.index("--") if "--" in own else len(own)
+        own, typed = own[:end], own[end + 1 :]
     try:
-        return command, parser.parse_args(rest[1:])
+        args = parser.parse_args(own)
+        if typed is not None:
+            args.cmd = typed
+        return command, args
     except Help:
         return None, argparse.Namespace()
 

@@ -1,0 +1,131 @@
+"""Time of one collective of a group by its size, alone and beside another one in flight.
+
+A line t = alpha + bytes / bandwidth (the Hockney model: R. Hockney, "The communication challenge for MPP", 1994) is not
+enough where latency is high: one all-reduce of gloo cannot fill a long pipe. So the measured sizes stay a table, with
+straight lines between them and the slope of the last two beyond.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtprof.errors import InputError
+
+# what is shown of a set of repetitions: disturbances only ever lengthen them
+_QUANTILE = 0.25
+# sharing cannot make two operations faster than one, nor, in order, slower than one after the other by much
+_LEAST_SHARE, _MOST_SHARE = 1.0, 2.5
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """One operation of one group.
+
+    ``sizes`` (bytes, ascending) and ``times`` (ns) of the operation alone; ``shared_sizes`` and ``shared``: how many times
+    longer each of two in flight takes; ``spread``: relative half-width of the repetitions; ``source`` in words; ``per_op``: ns
+    of the calling thread to hand one over.
+    """
+
+    sizes: NDArray[np.float64]
+    times: NDArray[np.float64]
+    shared_sizes: NDArray[np.float64]
+    shared: NDArray[np.float64]
+    spread: float
+    source: str
+    per_op: float = 0.0
+
+    def alone(self, size: float) -> float:
+        """ns of an operation of ``size`` bytes with nothing beside it."""
+        return _at(self.sizes, self.times, size)
+
+    def slowdown(self, size: float) -> float:
+        """How many times longer it takes beside another one."""
+        if len(self.shared_sizes) == 0:
+            return _MOST_SHARE / 1.25
+        return float(np.clip(np.interp(size, self.shared_sizes, self.shared), _LEAST_SHARE, _MOST_SHARE))
+
+    def scaled(self, bandwidth: float = 1.0, latency: float = 1.0) -> CostTable:
+        """The table on a network of so many times the bandwidth and latency; the smallest size stands for latency."""
+        floor = float(self.times[0])
+        return replace(self, times=floor * latency + (self.times - floor) / bandwidth)
+
+    def stretched(self, factor: float) -> CostTable:
+        """All times multiplied."""
+        return replace(self, times=self.times * factor)
+
+
+def _at(sizes: NDArray[np.float64], times: NDArray[np.float64], size: float) -> float:
+    if size <= sizes[-1] or len(sizes) == 1:
+        return float(np.interp(size, sizes, times))
+    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+    return float(times[-1] + max(slope, 0.0) * (size - sizes[-1]))
+
+
+def from_calibration(path: Path, op: str, n: int) -> CostTable:
+    """The table of an operation over ``n`` ranks from the ``calibration.jsonl`` of a run of the job ``collectives``.
+
+    ``path`` is that file or the run folder. InputError where it has no such operation.
+    """
+    file = path / "calibration.jsonl" if path.is_dir() else path
+    alone: dict[int, list[float]] = defaultdict(list)
+    beside: dict[int, list[float]] = defaultdict(list)
+    try:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: {error}", "give the run folder of dtprof job collectives") from None
+    for line in lines:
+        if line.get("kind") != "collective" or line.get("op") != op or line.get("n") != n or line.get("traced"):
+            continue
+        if line.get("in_flight") == 1:
+            alone[int(line["bytes"])] += line["times_ns"]
+        elif line.get("in_flight") == 2 and line.get("groups") == 1:
+            beside[int(line["bytes"])] += line["times_ns"]
+    if not alone:
+        raise InputError(f"{file}: no {op} over {n} ranks", f"measure one: dtprof job collectives --ranks {n} --ops {op}")
+    sizes = sorted(alone)
+    times = np.maximum.accumulate([float(np.quantile(alone[s], _QUANTILE)) for s in sizes])
+    spread = float(
+        np.median([(np.quantile(alone[s], 0.75) - np.quantile(alone[s], 0.25)) / np.median(alone[s]) / 2 for s in sizes])
+    )
+    both = [s for s in sizes if s in beside]
+    shared = [float(np.quantile(beside[s], _QUANTILE)) / float(times[sizes.index(s)]) for s in both]
+    per_op = float(np.quantile(beside[both[0]], _QUANTILE)) - float(times[sizes.index(both[0])]) if both else 0.0
+    return CostTable(
+        np.array(sizes, float), times, np.array(both, float), np.array(shared), spread,
+        f"calibration of {len(sizes)} sizes in {file}", max(per_op, 0.0),
+    )  # fmt: skip
+
+
+def from_spans(sizes: NDArray[np.float64], alone: NDArray[np.float64], beside: NDArray[np.float64]) -> CostTable | None:
+    """A line and a sharing factor from operations of a run: bytes, ns with nothing beside, ns beside another one.
+
+    Solves alone + beside / slowdown = alpha + bytes / bandwidth for the slowdown, by steps, and for the line by least
+    squares on relative errors. None where fewer than two sizes were seen: a line needs two.
+    """
+    if len(np.unique(sizes)) < 2:
+        return None
+    best: tuple[float, float, float, float] | None = None
+    steps = np.linspace(1.0, 2.2, 25) if beside.sum() > 0 else np.array([2.0])
+    for factor in steps.tolist():
+        work = alone + beside / factor
+        weight = 1 / np.maximum(work, 1.0)
+        design = np.stack([np.ones_like(sizes), sizes], axis=1) * weight[:, None]
+        (alpha, beta), *_ = np.linalg.lstsq(design, work * weight, rcond=None)
+        alpha, beta = max(float(alpha), 0.0), max(float(beta), 1e-9)
+        error = float(np.median(np.abs((alpha + beta * sizes) / work - 1)))
+        if best is None or error < best[0]:
+            best = error, alpha, beta, factor
+    if best is None:
+        return None
+    error, alpha, beta, factor = best
+    ends = np.array([float(sizes.min()), float(sizes.max())])
+    seen = np.array([float(sizes.max())]) if beside.sum() > 0 else np.empty(0)
+    return CostTable(
+        ends, alpha + beta * ends, seen, np.full(len(seen), factor), error, f"{len(sizes)} operations of the run itself"
+    )

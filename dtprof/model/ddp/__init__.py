@@ -1,0 +1,1 @@
+"""DistributedDataParallel as a model: gradients become ready, buckets fill, collectives run beside the backward pass."""

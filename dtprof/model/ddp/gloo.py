@@ -1,0 +1,166 @@
+"""gloo as a resource: two collectives of a group in flight, each slower for the other, and a thread that fills and empties.
+
+Measured with torch 2.13: a process group of gloo has two worker threads; a third operation queues. The backward pass goes
+on meanwhile, slowed where the cores do not suffice. After it DDP waits for the buckets in their order and copies each back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.model.cost import CostTable
+from dtprof.model.ddp.observe import Floats
+
+WORKERS = 2
+_EPSILON = 1e-3
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What one rank does in a step when nothing disturbs it; ns of its own work from the step's origin.
+
+    ``ready``: work done when each gradient is there; ``copy``: ns per byte into a bucket, and out of it again; ``per_op``: ns
+    that handing over one collective takes; ``tail``: from the last bucket copied back to the end of the step; ``slowed``:
+    share of its speed that the rank loses while a collective runs.
+    """
+
+    ready: Floats
+    copy: float
+    per_op: float
+    tail: float
+    slowed: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A simulated step: per bucket ``begin`` and ``end`` of the transfer; per rank and bucket ``launched``; per rank
+    ``computed`` (end of the backward computation), ``synced`` (all buckets copied back) and ``end``; ns from the origin.
+    """
+
+    begin: Floats
+    end: Floats
+    launched: Floats
+    computed: Floats
+    synced: Floats
+    ends: Floats
+
+    @property
+    def length(self) -> float:
+        """When the last rank ends the step."""
+        return float(self.ends.max())
+
+
+def simulate(
+    ranks: Sequence[RankWork],
+    sizes: Sequence[int],
+    buckets: Sequence[Sequence[int]],
+    cost: CostTable,
+    wire: float = 1.0,
+    view: bool = False,
+) -> StepTimes:
+    """One step: ``sizes`` are the parameters' bytes, ``buckets`` their members in order; ``wire`` scales what is sent.
+
+    A collective begins when all ranks have handed it over and a worker is free, in the order of the buckets. With ``view``
+    gradients lie in the buckets, and nothing is copied. Where less than all travels (``wire`` below 1) a bucket is converted
+    before, by the thread that hands it over, and back after, each at the price of a copy.
+    """  # fmt: skip
+    held = [sum(sizes[i] for i in bucket) for bucket in buckets]
+    need = np.array([_needs(rank, sizes, buckets, view, wire < 1) for rank in ranks])
+    total = np.array([float(rank.ready.max()) for rank in ranks])
+    total = np.maximum(total, need.max(axis=1))
+    back = max(rank.copy for rank in ranks) if wire < 1 else 0.0
+    run = _Running(
+        need, total, np.array([1 - r.slowed for r in ranks]), [b * wire for b in held], cost, [b * back for b in held]
+    )
+    begin, end, launched, computed = run.through()
+    synced = np.array([_finish(rank, float(computed[i]), end, held, view) for i, rank in enumerate(ranks)])
+    ends = synced + np.array([rank.tail for rank in ranks])
+    return StepTimes(begin, end, launched, computed, synced, ends)
+
+
+def _needs(rank: RankWork, sizes: Sequence[int], buckets: Sequence[Sequence[int]], view: bool, convert: bool) -> list[float]:
+    """Work that a rank has done when it hands over each bucket, in order."""
+    out: list[float] = []
+    extra = 0.0
+    for bucket in buckets:
+        last = max(bucket, key=lambda i: rank.ready[i])
+        extra += rank.per_op + (rank.copy * sum(sizes[i] for i in bucket) if convert else 0)
+        at = float(rank.ready[last]) + (0 if view else rank.copy * sizes[last]) + extra
+        out.append(max(at, out[-1]) if out else at)
+    return out
+
+
+def _finish(rank: RankWork, computed: float, end: Floats, held: Sequence[float], view: bool) -> float:
+    """DDP waits for each bucket in order, and copies it back."""
+    at = computed
+    for bucket, done in zip(held, end.tolist(), strict=True):
+        at = max(at, done) + (0 if view else rank.copy * bucket)
+    return at
+
+
+class _Running:
+    """Ranks that compute and collectives that move, from event to event."""
+
+    def __init__(
+        self, need: Floats, total: Floats, speed: Floats, held: Sequence[float], cost: CostTable, after: Sequence[float]
+    ) -> None:
+        self.after = after
+        self.need, self.total, self.speed, self.held, self.cost = need, total, speed, held, cost
+        self.ranks, self.count = need.shape
+        self.done = np.zeros(self.ranks)
+        self.launched = np.full(need.shape, np.inf)
+        self.begin, self.end = np.full(self.count, np.inf), np.full(self.count, np.inf)
+        self.computed = np.full(self.ranks, np.inf)
+        self.left: dict[int, float] = {}
+        self.queue = 0
+        self.now = 0.0
+
+    def through(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """To the end of all work and traffic."""
+        while True:
+            self._hand_over()
+            self._begin()
+            step = self._next()
+            if not np.isfinite(step):
+                return self.begin, self.end, self.launched, self.computed
+            self._advance(step)
+
+    def _hand_over(self) -> None:
+        reached = (self.need <= self.done[:, None] + _EPSILON) & np.isinf(self.launched)
+        self.launched[reached] = self.now
+        self.computed[(self.total <= self.done + _EPSILON) & np.isinf(self.computed)] = self.now
+
+    def _begin(self) -> None:
+        while self.queue < self.count and len(self.left) < WORKERS and np.isfinite(self.launched[:, self.queue]).all():
+            self.left[self.queue] = self.cost.alone(self.held[self.queue]) + self.after[self.queue]
+            self.begin[self.queue] = self.now
+            self.queue += 1
+
+    def _speeds(self) -> tuple[Floats, dict[int, float]]:
+        compute = self.speed if self.left else np.ones(self.ranks)
+        if len(self.left) < 2:
+            return compute, dict.fromkeys(self.left, 1.0)
+        smallest = min(self.held[k] for k in self.left)
+        return compute, dict.fromkeys(self.left, 1 / self.cost.slowdown(smallest))
+
+    def _next(self) -> float:
+        """Time to the next event; infinite where nothing is left."""
+        compute, moving = self._speeds()
+        goals = np.where(np.isinf(self.launched), self.need, np.inf).min(axis=1)
+        goals = np.where(np.isfinite(goals), goals, np.where(np.isinf(self.computed), self.total, np.inf))
+        waits = (goals - self.done) / compute
+        return float(min([*waits.tolist(), *(self.left[k] / moving[k] for k in self.left)]))
+
+    def _advance(self, step: float) -> None:
+        compute, moving = self._speeds()
+        step = max(step, 0.0)
+        self.now += step
+        self.done = np.minimum(self.done + compute * step, np.maximum(self.total, self.need.max(axis=1)))
+        for number in list(self.left):
+            self.left[number] -= step * moving[number]
+            if self.left[number] <= _EPSILON:
+                del self.left[number]
+                self.end[number] = self.now

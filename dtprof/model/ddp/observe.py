@@ -1,0 +1,194 @@
+"""What a measured run shows of its DDP steps: when gradients become ready, when buckets travel, when the step is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtprof.intervals import Ints
+from dtprof.run import Part, Run
+from dtprof.schema import MISSING
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One step of one rank; ns from the common origin of the step.
+
+    ``ready``: gradient of each parameter accumulated; ``launched``: when each bucket's communication began on this rank;
+    ``ended``: when it was over; ``backward``: begin and end of the backward pass, where marked; ``begin`` and ``end`` of the
+    step.
+    """
+
+    rank: int
+    begin: float
+    ready: Floats
+    launched: Floats
+    ended: Floats
+    backward: tuple[float, float] | None
+    end: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The DDP steps of a run.
+
+    ``names``, ``sizes`` (bytes) and ``dtypes`` of the parameters; ``buckets``: members of each bucket by number, as measured;
+    ``steps``: step -> its ranks; ``typical_ns``: median duration of the untraced training steps, else of the traced ones;
+    ``untraced``: how many of those there were; ``config``: the arguments of DDP.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...]
+    steps: dict[int, tuple[RankStep, ...]]
+    typical_ns: float
+    untraced: int
+    config: dict[str, object]
+    backend: str
+    n: int
+    reasons: tuple[str, ...] = field(default=())
+
+    @property
+    def bytes(self) -> Floats:
+        """Bytes of each bucket."""
+        return np.array([sum(self.sizes[i] for i in bucket) for bucket in self.buckets], float)
+
+
+def observe(run: Run) -> Seen | str:
+    """The DDP steps of a run, or the reason why there are none to be had."""
+    configs = {p.ordinal: _configs(p) for p in run.parts}
+    models = next((c for c in configs.values() if c), [])
+    if not models:
+        return "no DistributedDataParallel was recorded: run the job with dtprof's ddp collector"
+    if len(models) > 1:
+        return f"the job has {len(models)} DistributedDataParallel models; whose gradients are whose is not recorded"
+    config = models[0]
+    if config.get("comm_hook"):
+        return f"a communication hook ({config['comm_hook']}) does the job's reduction: its own traffic is not modelled"
+    parts = [p for p in run.parts if p.rank is not None and len(run.table("grads", p.ordinal))]
+    ranks = config.get("ranks")
+    n = len(ranks) if isinstance(ranks, list) else len(parts)
+    if len(parts) < n:
+        return f"{len(parts)} of {n} ranks have gradient times"
+    names, sizes = _parameters(run, parts[0])
+    buckets = _buckets(run, parts[0], names)
+    if not buckets:
+        return "the members of the buckets are not known: DDP had not rebuilt them when the capture began"
+    steps = _steps(run, parts, names, len(buckets))
+    if not steps:
+        return "no captured step has the times of all buckets on all ranks"
+    typical, untraced = _typical(run, parts, set(steps))
+    return Seen(names, sizes, buckets, steps, typical, untraced, dict(config), str(config.get("backend")), n)
+
+
+def _configs(part: Part) -> list[dict[str, object]]:
+    for collector in part.extra.get("collectors", ()):
+        if collector.get("name") == "ddp":
+            return list(collector.get("facts", {}).get("models", ()))
+    return []
+
+
+def _parameters(run: Run, part: Part) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    grads = run.table("grads", part.ordinal)
+    sizes = dict(zip(grads.text("parameter"), grads["bytes"].tolist(), strict=True))
+    return tuple(str(n) for n in sizes), tuple(int(s) for s in sizes.values())
+
+
+def _buckets(run: Run, part: Part, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Members of the buckets of the last step that has them all."""
+    table = run.table("buckets", part.ordinal)
+    place = {name: i for i, name in enumerate(names)}
+    for step in sorted(set(table["step"].tolist()), reverse=True):
+        rows = np.flatnonzero(table["step"] == step)
+        rows = rows[np.argsort(table["bucket"][rows], kind="stable")]
+        members = [table["members"][r] for r in rows.tolist()]
+        if all(m is not None and all(x in place for x in m) for m in members):
+            return tuple(tuple(place[x] for x in m) for m in members)
+    return ()
+
+
+def _steps(run: Run, parts: list[Part], names: tuple[str, ...], count: int) -> dict[int, tuple[RankStep, ...]]:
+    found: dict[int, dict[int, RankStep]] = {}
+    origins = _origins(run, parts)
+    for part in parts:
+        for step, seen in _of_part(run, part, names, count, origins).items():
+            found.setdefault(step, {})[part.ordinal] = seen
+    return {s: tuple(ranks[p.ordinal] for p in parts) for s, ranks in sorted(found.items()) if len(ranks) == len(parts)}
+
+
+def _origins(run: Run, parts: list[Part]) -> dict[int, int]:
+    """First begin of every step over the ranks, run clock."""
+    out: dict[int, int] = {}
+    for part in parts:
+        steps = run.table("steps", part.ordinal)
+        for step, ts in zip(steps["step"].tolist(), steps["host_ts"].tolist(), strict=True):
+            begin = ts + part.clock_offset_ns
+            out[step] = min(out.get(step, begin), begin)
+    return out
+
+
+def _of_part(run: Run, part: Part, names: tuple[str, ...], count: int, origins: dict[int, int]) -> dict[int, RankStep]:
+    steps, grads, buckets = (run.table(t, part.ordinal) for t in ("steps", "grads", "buckets"))
+    texts = grads.text("parameter")
+    place = {name: i for i, name in enumerate(names)}
+    kinds = steps.text("kind")
+    passes = _backward_passes(run, part)
+    out = {}
+    for row, step in enumerate(steps["step"].tolist()):
+        mine, sent = np.flatnonzero(grads["step"] == step), np.flatnonzero(buckets["step"] == step)
+        if len(mine) != len(names) or len(sent) != count or kinds[row] not in (None, "train") or not steps["captured"][row]:
+            continue
+        shift = part.clock_offset_ns - origins[step]
+        ready = np.zeros(len(names))
+        for i in mine.tolist():
+            ready[place[str(texts[i])]] = grads["ready"][i] + shift
+        sent = sent[np.argsort(buckets["bucket"][sent], kind="stable")]
+        if np.any(buckets["end"][sent] == MISSING):
+            continue
+        begin = float(steps["host_ts"][row] + shift)
+        out[step] = RankStep(
+            int(part.rank or 0), begin, ready, _shifted(buckets["start"][sent], shift), _shifted(buckets["end"][sent], shift),
+            (passes[step][0] + shift, passes[step][1] + shift) if step in passes else None,
+            begin + float(steps["host_dur"][row]),
+        )  # fmt: skip
+    return out
+
+
+def _shifted(times: Ints, shift: int) -> Floats:
+    return np.asarray(times + shift, float)
+
+
+def _backward_passes(run: Run, part: Part) -> dict[int, tuple[int, int]]:
+    """Begin and end of the last backward range of every step."""
+    events = run.table("events", part.ordinal)
+    rows = np.flatnonzero(events.is_("kind", "range") & events.is_("phase", "backward"))
+    names = events.text("name")
+    out: dict[int, tuple[int, int]] = {}
+    for row in rows.tolist():
+        if str(names[row]).partition("#")[0] == "backward":
+            begin = int(events["ts"][row])
+            out[int(events["step"][row])] = begin, begin + int(events["dur"][row])
+    return out
+
+
+def _typical(run: Run, parts: list[Part], traced: set[int]) -> tuple[float, int]:
+    """Median over steps of the longest duration over the ranks: untraced training steps where there are five, else traced."""
+    longest: dict[int, float] = {}
+    captured: set[int] = set()
+    for part in parts:
+        steps = run.table("steps", part.ordinal)
+        kinds = steps.text("kind")
+        for row, step in enumerate(steps["step"].tolist()):
+            if kinds[row] in (None, "train"):
+                longest[step] = max(longest.get(step, 0.0), float(steps["host_dur"][row]))
+                if steps["captured"][row]:
+                    captured.add(step)
+    edge = {s + d for s in captured for d in (-3, -2, -1, 0, 1)}
+    plain = [d for s, d in longest.items() if s not in edge]
+    if len(plain) >= 5:
+        return float(np.median(plain)), len(plain)
+    return float(np.median([longest[s] for s in traced])), 0

@@ -1,0 +1,211 @@
+"""What another bucket size, wire type or network would make of a measured DDP step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.model.cost import CostTable, from_spans
+from dtprof.model.ddp.buckets import Caps, assign
+from dtprof.model.ddp.gloo import RankWork, StepTimes, simulate
+from dtprof.model.ddp.observe import Floats, RankStep, Seen
+
+# copying a byte is not slower than this on any machine that trains, ns
+_SLOWEST_COPY = 5.0
+# of the width of the interval: how sure one wants to be (95%, normal)
+_SIGMAS = 1.96
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is changed: bucket caps; ``wire``, the share of the bytes that travels, converted on both sides where below 1;
+    network ``bandwidth`` and ``latency`` as multiples; ``view``: gradients lie in the buckets; ``accumulate``: backward passes
+    per reduction; ``ideal_rank``: this rank works as the median of the others; ``free``: communication takes no time.
+    """
+
+    caps: Caps | None = None
+    wire: float = 1.0
+    bandwidth: float = 1.0
+    latency: float = 1.0
+    view: bool = False
+    accumulate: int = 1
+    ideal_rank: int | None = None
+    free: bool = False
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step under a change, ns: value, interval, and what it rests on. Errors and fractions are ratios."""
+
+    step_ns: float
+    low_ns: float
+    high_ns: float
+    base_ns: float
+    replay_error: float
+    buckets: int
+    times: StepTimes
+
+
+class DdpModel:
+    """The DDP steps of a run as rank works, and what its collectives cost. Replays the run, and predicts changes of it."""
+
+    def __init__(self, seen: Seen, cost: CostTable) -> None:
+        self.seen = seen
+        self.cost = cost.stretched(_stretch(seen, cost))
+        self.order = [i for bucket in seen.buckets for i in bucket]
+        self.works = {step: [self._work(r) for r in ranks] for step, ranks in seen.steps.items()}
+        self.order = sorted(range(len(seen.sizes)), key=lambda i: self._typical_ready(i))
+        self.base = {step: self._step(works, Change()) for step, works in self.works.items()}
+
+    def _typical_ready(self, parameter: int) -> float:
+        return float(np.median([max(w.ready[parameter] for w in works) for works in self.works.values()]))
+
+    def _work(self, rank: RankStep) -> RankWork:
+        """Take out of a measured step what its own collectives put in."""
+        seen = self.seen
+        before = np.searchsorted(np.sort(rank.launched), rank.ready, "left")
+        ready = rank.ready - self.cost.per_op * before
+        copy = _copy(rank, seen, self.cost.per_op)
+        held = seen.bytes
+        at = max(float(rank.ready.max()) + copy * seen.sizes[int(np.argmax(rank.ready))], 0.0)
+        for size, done in zip(held.tolist(), rank.ended.tolist(), strict=True):
+            at = max(at, done) + copy * size
+        return RankWork(ready, copy, self.cost.per_op, rank.end - at)
+
+    def _step(self, works: Sequence[RankWork], change: Change) -> StepTimes:
+        seen = self.seen
+        buckets = seen.buckets if change.caps is None else assign(seen.sizes, self.order, change.caps)
+        cost = self.cost.stretched(0.0) if change.free else self.cost.scaled(change.bandwidth, change.latency)
+        if change.ideal_rank is not None:
+            works = _like_the_others(works, self.ranks.index(change.ideal_rank))
+        view = change.view or bool(seen.config.get("gradient_as_bucket_view"))
+        return simulate(works, seen.sizes, buckets, cost, change.wire, view)
+
+    def step_times(self, step: int, change: Change) -> StepTimes:
+        """One captured step under a change."""
+        return self._step(self.works[step], change)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks in the order of the works."""
+        return [r.rank for r in next(iter(self.seen.steps.values()))]
+
+    def _length(self, works: Sequence[RankWork], change: Change) -> float:
+        """One step of ``accumulate`` backward passes, the last of which reduces, ns."""
+        times = self._step(works, change)
+        return times.length + (change.accumulate - 1) * max(self._unreduced(work) for work in works)
+
+    def _unreduced(self, work: RankWork) -> float:
+        """Forward and backward pass without reduction: nothing is copied or handed over, ns."""
+        last = int(np.argmax(work.ready))
+        return float(work.ready[last]) - work.copy * (sum(self.seen.sizes) - self.seen.sizes[last])
+
+    @property
+    def replay_errors(self) -> list[float]:
+        """(replayed - measured) / measured of every step, by the last rank to end it."""
+        return [
+            (self.base[step].length - max(r.end for r in ranks)) / max(r.end for r in ranks)
+            for step, ranks in self.seen.steps.items()
+        ]
+
+    @property
+    def replay_error(self) -> float:
+        """Median of the absolute replay errors."""
+        return float(np.median(np.abs(self.replay_errors)))
+
+    def predict(self, change: Change) -> Prediction:
+        """The step under a change: the typical step of the run, moved by what the simulation of each captured step says.
+
+        The interval holds the spread over the steps, the spread of the collectives' cost, and the replay error.
+        """
+        steps = list(self.works)
+        gains = [self._length(self.works[s], change) - self.base[s].length for s in steps]
+        gain = float(np.median(gains))
+        value = self.seen.typical_ns + gain
+        noise = float(np.std(gains)) / max(len(gains), 1) ** 0.5
+        dearer = self._with(self.cost.stretched(1 + self.cost.spread), change, steps)
+        cheaper = self._with(self.cost.stretched(1 - min(self.cost.spread, 0.5)), change, steps)
+        half = float(np.hypot(_SIGMAS * noise, max(abs(dearer - gain), abs(gain - cheaper)))) + self.replay_error * value
+        middle = steps[int(np.argsort(gains)[len(gains) // 2])]
+        times = self._step(self.works[middle], change)
+        return Prediction(value, value - half, value + half, self.seen.typical_ns, self.replay_error, len(times.begin), times)
+
+    def _with(self, cost: CostTable, change: Change, steps: Sequence[int]) -> float:
+        """The gain if collectives cost otherwise: in the run that was measured too."""
+        other = replace_cost(self, cost)
+        gains = [other._length(self.works[s], change) - other._length(self.works[s], Change()) for s in steps]
+        return float(np.median(gains))
+
+
+def _like_the_others(works: Sequence[RankWork], place: int) -> list[RankWork]:
+    """The works with the one at ``place`` replaced by the median of the others, gradient by gradient."""
+    others = [w for i, w in enumerate(works) if i != place]
+    typical = RankWork(
+        np.median([w.ready for w in others], axis=0), *(float(np.median([getattr(w, f) for w in others])) for f in
+        ("copy", "per_op", "tail", "slowed")),
+    )  # fmt: skip
+    return [typical if i == place else w for i, w in enumerate(works)]
+
+
+def replace_cost(model: DdpModel, cost: CostTable) -> DdpModel:
+    """The same model with other costs, as they are."""
+    made = object.__new__(DdpModel)
+    made.seen, made.works, made.order, made.base, made.cost = model.seen, model.works, model.order, model.base, cost
+    return made
+
+
+def cost_of_run(seen: Seen) -> CostTable | None:
+    """Costs from the collectives of the run alone; None where all have one size."""
+    sizes, alone, beside = spans(seen)
+    return from_spans(sizes, alone, beside)
+
+
+def spans(seen: Seen) -> tuple[Floats, Floats, Floats]:
+    """Of every collective of the captured steps: bytes, ns alone, and ns beside another one. It begins when all are there."""
+    sizes, alone, beside = [], [], []
+    held = seen.bytes
+    for ranks in seen.steps.values():
+        begin = np.max([r.launched for r in ranks], axis=0)
+        end = np.max([r.ended for r in ranks], axis=0)
+        for k in range(len(held)):
+            if end[k] <= begin[k]:
+                continue
+            others = [(max(begin[k], begin[j]), min(end[k], end[j])) for j in range(len(held)) if j != k]
+            shared = sum(hi - lo for lo, hi in others if hi > lo)
+            shared = min(shared, end[k] - begin[k])
+            sizes.append(held[k])
+            alone.append(end[k] - begin[k] - shared)
+            beside.append(shared)
+    return np.array(sizes), np.array(alone), np.array(beside)
+
+
+def _stretch(seen: Seen, cost: CostTable) -> float:
+    """How much longer the run's own collectives take than the table says; 1 where the run has none."""
+    sizes, alone, beside = spans(seen)
+    if len(sizes) == 0:
+        return 1.0
+    expected = np.array([cost.alone(s) for s in sizes])
+    work = alone + beside / np.array([cost.slowdown(s) for s in sizes])
+    heavy = sizes >= np.median(sizes)
+    return float(np.median(work[heavy] / expected[heavy]))
+
+
+def _copy(rank: RankStep, seen: Seen, per_op: float) -> float:
+    """ns per byte with which the backward pass ends when DDP copies the buckets back; 0 where its end is not marked."""
+    if rank.backward is None:
+        return 0.0
+    held, computed = seen.bytes.tolist(), float(rank.ready.max())
+
+    def end(copy: float) -> float:
+        at = computed
+        for size, done in zip(held, rank.ended.tolist(), strict=True):
+            at = max(at, done) + copy * size
+        return at
+
+    low, high = 0.0, _SLOWEST_COPY
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if end(middle) < rank.backward[1] else (low, middle)
+    return low

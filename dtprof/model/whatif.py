@@ -1,0 +1,131 @@
+"""What edits would make of a run: a predicted step with its interval and the model's own record, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dtprof.edits import Edit
+from dtprof.errors import InputError
+from dtprof.model.cost import CostTable, from_calibration
+from dtprof.model.ddp.as_run import simulated_run as ddp_run
+from dtprof.model.ddp.buckets import Caps
+from dtprof.model.ddp.observe import Seen, observe
+from dtprof.model.ddp.predict import Change, DdpModel, cost_of_run
+from dtprof.model.on_device import predict as predict_on_device
+from dtprof.model.outcome import Outcome, withheld
+from dtprof.run import Run
+from dtprof.schema import DEVICE_KINDS
+
+# replay of a DDP run on gloo may be off by this much
+MOST_REPLAY_ERROR = 0.05
+_WIRE = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5}
+_BUCKETS = {"ddp.bucket_cap_mb", "ddp.bucket_cap_mb_list", "ddp.first_bucket_mb"}
+
+
+def what_if(run: Run, edits: Sequence[Edit], calibration: Path | None = None) -> Outcome:
+    """The step of ``run`` under ``edits``.
+
+    ``calibration``: the run folder of ``dtprof job collectives`` on the same network; without it the run's own collectives
+    give the costs. InputError for edits that contradict each other.
+    """
+    if not edits:
+        raise InputError("no edit to predict", "give --set KEY=VALUE")
+    if _on_device(run):
+        return predict_on_device(run, edits)
+    seen = observe(run)
+    if isinstance(seen, str):
+        return withheld(edits, (f"{seen}; a CPU job is modelled by its DDP steps",))
+    return _of_ddp(run, seen, edits, calibration)
+
+
+def _on_device(run: Run) -> bool:
+    return any(run.table("events", p.ordinal).is_("kind", *DEVICE_KINDS[:3]).any() for p in run.parts)
+
+
+def _of_ddp(run: Run, seen: Seen, edits: Sequence[Edit], calibration: Path | None) -> Outcome:
+    made = model_of(seen, calibration)
+    if isinstance(made, str):
+        return withheld(edits, (made,))
+    change, unknown = change_of(edits, made)
+    if unknown:
+        return withheld(edits, unknown, made.replay_error)
+    if made.replay_error > MOST_REPLAY_ERROR:
+        reason = f"the replay of the measured steps is {made.replay_error:.1%} off (limit {MOST_REPLAY_ERROR:.0%})"
+        return withheld(edits, (reason,), made.replay_error)
+    found = made.predict(change)
+    notes = [f"costs of communication from {made.cost.source}"]
+    if not seen.untraced:
+        notes.append("no untraced steps: the step is compared as it was under the tracer")
+    if change.accumulate > 1:
+        notes.append(f"one step is {change.accumulate} micro-batches, {found.step_ns / change.accumulate / 1e6:.1f} ms each")
+    return Outcome(
+        edits=tuple(edits), model="DDP on gloo", measured_ns=found.base_ns, predicted_ns=found.step_ns, low_ns=found.low_ns,
+        high_ns=found.high_ns, replay_error=made.replay_error, unexplained=made.replay_error, withheld=(), notes=tuple(notes),
+        make_run=lambda: ddp_run(run, made, change, edits),
+    )  # fmt: skip
+
+
+def model_of(seen: Seen, calibration: Path | None = None) -> DdpModel | str:
+    """The model of a run's DDP steps, or why there is none."""
+    if seen.backend != "gloo":
+        return f"the buckets of DDP on {seen.backend} are not modelled: only gloo's are"
+    cost: CostTable | None = from_calibration(calibration, "all_reduce", seen.n) if calibration else cost_of_run(seen)
+    if cost is None:
+        return (
+            "all buckets of the run have one size, which tells nothing of other sizes: give --calibration RUN of dtprof job "
+            "collectives on the same network"
+        )
+    return DdpModel(seen, cost)
+
+
+def change_of(edits: Sequence[Edit], model: DdpModel) -> tuple[Change, tuple[str, ...]]:
+    """The change that some edits make, and why those that the model cannot follow are withheld."""
+    values = {edit.key: edit.value for edit in edits}
+    reasons: list[str] = []
+    fields: dict[str, Any] = {}
+    if values.keys() & _BUCKETS:
+        fields["caps"] = _caps(values)
+    for key, value in values.items():
+        if key in _BUCKETS:
+            continue
+        reader = _READERS.get(key)
+        if reader is None:
+            reasons.append(f"{key} is not part of the model of DDP on gloo")
+            continue
+        made = reader(value, model)
+        if isinstance(made, str):
+            reasons.append(made)
+        else:
+            fields |= made
+    return Change(**fields), tuple(reasons)
+
+
+def _caps(values: dict[str, Any]) -> Caps:
+    if "ddp.bucket_cap_mb" in values and "ddp.bucket_cap_mb_list" in values:
+        raise InputError("ddp.bucket_cap_mb and ddp.bucket_cap_mb_list contradict each other", "give one of them")
+    return Caps.of(values.get("ddp.bucket_cap_mb"), values.get("ddp.bucket_cap_mb_list"), values.get("ddp.first_bucket_mb"))
+
+
+def _ideal_rank(value: Any, model: DdpModel) -> dict[str, Any] | str:
+    if value not in model.ranks:
+        return f"rank {value} is not in the run, which has {', '.join(map(str, model.ranks))}"
+    return {"ideal_rank": value} if len(model.ranks) > 1 else "one rank has no others to be like"
+
+
+def _flag_of_view(value: Any, model: DdpModel) -> dict[str, Any] | str:
+    if not value and model.seen.config.get("gradient_as_bucket_view"):
+        return "the run has gradient_as_bucket_view, so what copying costs was not measured"
+    return {"view": bool(value)}
+
+
+_READERS: dict[str, Callable[[Any, DdpModel], dict[str, Any] | str]] = {
+    "ddp.gradient_as_bucket_view": _flag_of_view,
+    "ddp.accumulation": lambda value, _: {"accumulate": int(value)},
+    "comm.dtype": lambda value, _: {"wire": _WIRE[value]},
+    "net.bandwidth_scale": lambda value, _: {"bandwidth": float(value)},
+    "net.latency_scale": lambda value, _: {"latency": float(value)},
+    "ideal.rank": _ideal_rank,
+    "ideal.communication": lambda value, _: {"free": bool(value)},
+}

@@ -1,0 +1,233 @@
+"""DDP on gloo: how buckets fill, when they travel, and that the model of a run says what the run would have done."""
+
+import numpy as np
+import pytest
+
+from dtprof.analyse import study_of
+from dtprof.edits import parse_edits
+from dtprof.model.cost import CostTable, from_spans
+from dtprof.model.ddp.as_run import simulated_run
+from dtprof.model.ddp.buckets import MIB, Caps, assign
+from dtprof.model.ddp.gloo import RankWork, simulate
+from dtprof.model.ddp.observe import RankStep, Seen, observe
+from dtprof.model.ddp.predict import Change, DdpModel
+from dtprof.model.whatif import what_if
+from dtprof.run import Manifest, MemoryStore, Part, Run
+
+MS = 1e6
+
+
+def line(alpha=1 * MS, per_mib=10 * MS, slowdown=2.0, per_op=0.0):
+    """A network of so many ns per operation and per MiB."""
+    sizes = np.array([0.0, 64.0]) * MIB
+    times = alpha + per_mib * sizes / MIB
+    return CostTable(sizes, times, np.array([1.0]), np.array([slowdown]), 0.0, "a line", per_op)
+
+
+def work(*ready, copy=0.0, per_op=0.0, tail=0.0):
+    return RankWork(np.array(ready, float) * MS, copy, per_op, tail)
+
+
+class TestBuckets:
+    def test_absent_and_25_differ(self):
+        sizes = [MIB // 2] * 200
+        absent, given = (assign(sizes, range(200), Caps.of(cap)) for cap in (None, 25))
+        assert [len(b) for b in absent[:2]] == [2, 50]
+        assert [len(b) for b in given[:2]] == [50, 50]
+
+    def test_a_bucket_overshoots_its_cap(self):
+        assert [len(b) for b in assign([3 * MIB] * 5, range(5), Caps.of(4))] == [2, 2, 1]
+
+    def test_a_list_of_caps_ends_with_that_of_all_others(self):
+        assert [len(b) for b in assign([MIB] * 12, range(12), Caps.of(cap_list=[1, 2, 4]))] == [1, 2, 4, 4, 1]
+
+    def test_types_do_not_mix(self):
+        found = assign([MIB] * 4, range(4), Caps.of(1.5), ["float32", "bfloat16"] * 2)
+        assert found == [[0, 2], [1, 3]]
+
+    def test_order_is_that_of_the_gradients(self):
+        assert assign([MIB] * 4, [3, 1, 2, 0], Caps.of(2)) == [[3, 1], [2, 0]]
+
+
+class TestGloo:
+    def test_one_bucket_begins_when_the_last_rank_is_there(self):
+        found = simulate([work(10), work(30)], [MIB], [[0]], line())
+        assert found.begin.tolist() == [30 * MS]
+        assert found.end.tolist() == [41 * MS]
+        assert found.length == 41 * MS
+
+    def test_what_fits_under_the_backward_pass_is_hidden(self):
+        found = simulate([work(10, 100)], [MIB, MIB], [[0], [1]], line())
+        assert found.end.tolist() == [21 * MS, 111 * MS]
+
+    def test_two_in_flight_share_the_network(self):
+        found = simulate([work(0, 0)], [MIB, MIB], [[0], [1]], line(slowdown=2.0))
+        assert found.end.tolist() == pytest.approx([22 * MS, 22 * MS])
+        faster = simulate([work(0, 0)], [MIB, MIB], [[0], [1]], line(slowdown=1.5))
+        assert faster.end.tolist() == pytest.approx([16.5 * MS, 16.5 * MS])
+
+    def test_a_third_one_queues(self):
+        found = simulate([work(0, 0, 0)], [MIB] * 3, [[0], [1], [2]], line(slowdown=2.0))
+        assert found.begin.tolist() == pytest.approx([0, 0, 22 * MS])
+        assert found.end[2] == pytest.approx(33 * MS)
+
+    def test_copies_back_wait_for_the_buckets_in_order(self):
+        copy = 1 * MS / MIB
+        found = simulate([work(0, 5, copy=copy)], [MIB, MIB], [[0], [1]], line(alpha=0, slowdown=1.0))
+        assert found.end.tolist() == pytest.approx([11 * MS, 16 * MS])
+        assert found.length == pytest.approx(17 * MS)
+
+    def test_handing_over_costs_the_computing_thread(self):
+        found = simulate([work(1, 2, 3, per_op=2 * MS)], [1, 1, 1], [[0], [1], [2]], line(alpha=0, per_mib=0))
+        assert found.computed.tolist() == [9 * MS]
+
+    def test_half_the_bytes_are_half_the_bandwidth_and_two_conversions(self):
+        copy = 1 * MS / MIB
+        found = simulate([work(0, copy=copy)], [MIB], [[0]], line(alpha=0), wire=0.5)
+        assert found.begin[0] == pytest.approx(2 * MS)
+        assert found.end[0] == pytest.approx(8 * MS)
+
+    def test_computing_slows_while_something_moves(self):
+        slowed = RankWork(np.array([0.0, 20 * MS]), 0.0, 0.0, 0.0, slowed=0.5)
+        found = simulate([slowed], [MIB, MIB], [[0], [1]], line(alpha=0))
+        assert found.launched[0, 1] == pytest.approx(25 * MS)
+
+
+class TestCost:
+    def test_a_line_and_a_slowdown_come_back(self):
+        truth = line(alpha=2 * MS, per_mib=8 * MS)
+        sizes = np.array([1.0, 4, 16, 25, 25]) * MIB
+        whole = np.array([truth.alone(s) for s in sizes])
+        beside = whole * np.array([0, 0, 0.5, 0.25, 0]) * 1.6
+        alone = whole - beside / 1.6
+        found = from_spans(sizes, alone, beside)
+        assert found.alone(10 * MIB) == pytest.approx(truth.alone(10 * MIB), rel=0.02)
+        assert found.slowdown(MIB) == pytest.approx(1.6, abs=0.06)
+
+    def test_one_size_is_no_line(self):
+        assert from_spans(np.full(9, 1.0), np.full(9, 5.0), np.zeros(9)) is None
+
+    def test_beyond_the_table_goes_its_last_slope(self):
+        assert line().alone(128 * MIB) == pytest.approx(1281 * MS)
+
+    def test_latency_and_bandwidth_scale_apart(self):
+        found = line(alpha=4 * MS, per_mib=10 * MS).scaled(bandwidth=2, latency=0.5)
+        assert found.alone(0) == 2 * MS
+        assert found.alone(2 * MIB) == pytest.approx(12 * MS)
+
+
+SIZES = tuple([MIB] * 16)
+COST = line(alpha=1 * MS, per_mib=6 * MS, slowdown=1.6, per_op=0.3 * MS)
+
+
+def measured(works, steps=6, caps=None, cost=COST, view=False):
+    """A run whose DDP steps are the simulation of these works: what a perfect measurement would hold."""
+    order = list(range(len(SIZES)))
+    buckets = tuple(tuple(b) for b in assign(SIZES, order, caps or Caps.of()))
+    found = simulate(works, SIZES, buckets, cost, view=view)
+    ranks = tuple(
+        RankStep(
+            i, 0.0, w.ready + w.per_op * np.array([n for n, b in enumerate(buckets) for _ in b]), found.launched[i], found.end,
+            (10 * MS, float(found.synced[i])), float(found.ends[i]),
+        )
+        for i, w in enumerate(works)
+    )  # fmt: skip
+    config = {"backend": "gloo", "ranks": [0, 1], "gradient_as_bucket_view": view}
+    names = tuple(f"layer{i}.weight" for i in range(len(SIZES)))
+    seen = Seen(names, SIZES, buckets, dict.fromkeys(range(steps), ranks), found.length, 0, config, "gloo", len(works))
+    model = DdpModel(seen, cost)
+    origin = 1_700_000_000_000_000_000
+    parts = [
+        Part(ordinal=i, rank=i, world_size=len(works), extra={"collectors": [{"name": "ddp", "facts": {"models": [config]}}]})
+        for i in range(len(works))
+    ]
+    shell = Run(Manifest(run_id="m", world_size=len(works), parts=parts), _steps(origin, steps, len(works)), "", "dtprof")
+    return simulated_run(shell, model, Change(), ()), model, found
+
+
+def _steps(origin, steps, parts):
+    from dtprof.table import Table
+
+    rows = [{"step": s, "host_ts": origin, "host_dur": 1} for s in range(steps)]
+    return MemoryStore({("steps", i): Table.from_rows("steps", rows) for i in range(parts)})
+
+
+@pytest.fixture
+def works():
+    ready = 20 + 5 * np.arange(1, 17)
+    copy = 0.25
+    return [work(*ready, copy=copy, per_op=0.3 * MS, tail=8 * MS), work(*(ready + 3), copy=copy, per_op=0.3 * MS, tail=9 * MS)]
+
+
+class TestClosedLoop:
+    def test_the_run_shows_what_went_in(self, works):
+        run, _, found = measured(works)
+        seen = observe(run)
+        assert seen.buckets == tuple(tuple(b) for b in assign(SIZES, range(16), Caps.of()))
+        assert seen.typical_ns == pytest.approx(found.length, rel=1e-6)
+
+    @pytest.mark.parametrize("cap", [0.5, 1, 2, 5, 10, 25, 100])
+    def test_every_bucket_size_is_what_the_job_would_have_done(self, works, cap):
+        run, _, _ = measured(works)
+        model = DdpModel(observe(run), COST)
+        assert model.replay_error < 0.003
+        truth = simulate(works, SIZES, assign(SIZES, range(16), Caps.of(cap)), COST)
+        assert model.predict(Change(caps=Caps.of(cap))).step_ns == pytest.approx(truth.length, rel=0.005)
+
+    def test_without_the_second_worker_it_would_be_wrong(self, works, monkeypatch):
+        run, _, _ = measured(works)
+        model = DdpModel(observe(run), COST)
+        truth = simulate(works, SIZES, assign(SIZES, range(16), Caps.of(2)), COST)
+        monkeypatch.setattr("dtprof.model.ddp.gloo.WORKERS", 1)
+        assert model.predict(Change(caps=Caps.of(2))).step_ns != pytest.approx(truth.length, rel=0.01)
+
+    def test_a_slow_rank_repaired_is_the_step_without_it(self, works):
+        late = [works[0], RankWork(works[0].ready + 20 * MS, 0.25, 0.3 * MS, 8 * MS)]
+        run, _, slow = measured(late)
+        found = what_if(run, parse_edits(["ideal.rank=1"]))
+        healthy = simulate([works[0], works[0]], SIZES, assign(SIZES, range(16), Caps.of()), COST)
+        assert slow.length - healthy.length == pytest.approx(20 * MS)
+        assert found.saved_ns == pytest.approx(20 * MS, rel=0.1)
+
+    def test_accumulation_saves_all_reductions_but_one(self, works):
+        run, _, _ = measured(works)
+        model = DdpModel(observe(run), COST)
+        alone = 103 * MS - 0.25 * 15 * MIB
+        once = model.predict(Change())
+        assert model.predict(Change(accumulate=4)).step_ns == pytest.approx(once.step_ns + 3 * alone, rel=0.01)
+
+    def test_the_simulated_run_gives_the_same_tables(self, works):
+        run, _, _ = measured(works)
+        found = what_if(run, parse_edits(["ddp.bucket_cap_mb=2"]))
+        again = found.make_run()
+        steps = [s.dur_ns for p in study_of(again).result("accounting").parts for s in p.steps]
+        base = found.predicted_ns - found.measured_ns
+        before = [s.dur_ns for p in study_of(run).result("accounting").parts for s in p.steps]
+        assert np.median(steps) - np.median(before) == pytest.approx(base, abs=found.replay_error * found.measured_ns + 0.1 * MS)
+        assert len(again.table("collectives")) == len(assign(SIZES, range(16), Caps.of(2))) * 6
+        once_more = what_if(again, parse_edits(["ddp.bucket_cap_mb=2"]))
+        assert once_more.predicted_ns == pytest.approx(np.median(steps), rel=0.005)
+
+    @pytest.mark.parametrize(
+        ("edit", "reason"),
+        [
+            ("pipeline.microbatches=4", "not part of the model of DDP on gloo"),
+            ("ideal.rank=9", "rank 9 is not in the run"),
+        ],
+    )
+    def test_what_the_model_does_not_hold_is_withheld(self, works, edit, reason):
+        run, _, _ = measured(works)
+        found = what_if(run, parse_edits([edit]))
+        assert found.predicted_ns is None
+        assert reason in found.withheld[0]
+
+    def test_a_replay_that_is_off_withholds(self, works, monkeypatch):
+        run, _, _ = measured(works)
+        monkeypatch.setattr("dtprof.model.whatif.MOST_REPLAY_ERROR", 1e-9)
+        found = what_if(run, parse_edits(["ddp.bucket_cap_mb=2"]))
+        assert "replay of the measured steps" in found.withheld[0]
+
+    def test_a_hook_s_traffic_is_not_modelled(self, works):
+        run, _, _ = measured(works)
+        run.parts[0].extra["collectors"][0]["facts"]["models"][0]["comm_hook"] = "powerSGD_hook"
+        assert "powerSGD_hook" in what_if(run, parse_edits(["ddp.bucket_cap_mb=2"])).withheld[0]
