@@ -15,6 +15,7 @@ from dtprof.protocols import Command
 # built-in verbs: where they are and what they do, in words that need no import
 BUILT_IN = {
     "run": ("dtprof.cli.run:RunCommand", "run a training command as it is, measured, and print the verdict"),
+    "merge": ("dtprof.cli.merge:MergeCommand", "join what nodes without a shared disk wrote into one run"),
     "capture": ("dtprof.cli.capture:CaptureCommand", "profile a live run now: the same steps on all ranks"),
     "report": ("dtprof.cli.report:ReportCommand", "accounting, collectives and findings of a run or of a trace folder or file"),
     "whatif": (
@@ -25,11 +26,13 @@ BUILT_IN = {
     "verify": ("dtprof.cli.verify:VerifyCommand", "prove or refute a finding's edit by measuring pairs"),
     "check": ("dtprof.cli.check:CheckCommand", "a run against a stored baseline"),
     "baseline": ("dtprof.cli.baseline:BaselineCommand", "record, show or accept what dtprof check compares with"),
+    "history": ("dtprof.cli.history:HistoryCommand", "where stored results changed, slow drift included"),
     "diff": (
         "dtprof.cli.diff:DiffCommand",
         "what moved between two runs: category, rank, phase, layer, kernel class, operation",
     ),
     "export": ("dtprof.cli.export:ExportCommand", "a run in other tools' formats: Chrome JSON, Perfetto, Nsight Systems, CSV"),
+    "doctor": ("dtprof.cli.doctor:DoctorCommand", "what can be measured here, what is missing, and how to get it"),
     "plugins": ("dtprof.cli.plugins:PluginsCommand", "what is installed, from where, and what is broken"),
 }
 # what contributed verbs of this distribution do; others are listed with their package
