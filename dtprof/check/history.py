@@ -122,7 +122,8 @@ def _of_document(path: Path, head: dict[str, Any]) -> Point:
 def history(points: list[Point], metrics: list[str] | None = None, *, level: float = 0.05, seed: int = 0) -> list[Series]:
     """The series of the metrics asked for (the step; ["all"] for every one), with their changes.
 
-    Of more than 500 results the last are taken. The level is shared among the metrics (Bonferroni). InputError for a metric that no result has.
+    Of more than 500 results the last are taken. The level is shared among the metrics
+    (Bonferroni). InputError for a metric that no result has.
     """
     known = sorted({n for p in points for n in p.metrics})
     wanted = known if metrics == ["all"] else metrics or [STEP]
