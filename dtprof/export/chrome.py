@@ -6,7 +6,6 @@ one matched operation. Times are microseconds with three decimals from ``baseTim
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import msgspec
 import numpy as np
 
 from dtprof.export.chrome_events import allocations, arguments, counters, flows, forward_backward, metadata, tracks
-from dtprof.export.common import Progress, Written, aligned, clock_zero, label, part_names, run_name, silent
+from dtprof.export.common import Progress, Written, aligned, clock_zero, compressed, label, part_names, run_name, silent
 from dtprof.run import Part, Run, write_atomic
 from dtprof.table import Table
 
@@ -85,7 +84,7 @@ def _file(path: Path, head: dict[str, Any], events: Iterable[list[Event]]) -> Wr
 
     def write(temporary: Path) -> None:
         nonlocal count
-        with gzip.GzipFile(filename="", fileobj=temporary.open("wb"), mode="wb", compresslevel=3, mtime=0) as file:
+        with compressed(temporary) as file:
             file.write(encode(head)[:-1] + b',"traceEvents":[')
             for chunk in events:
                 if chunk:

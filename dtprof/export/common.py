@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,13 @@ class Written:
         if self.path.is_dir():
             return sum(p.stat().st_size for p in self.path.rglob("*") if p.is_file())
         return self.path.stat().st_size
+
+
+@contextlib.contextmanager
+def compressed(path: Path) -> Iterator[gzip.GzipFile]:
+    """A gzip file to write to; equal content gives equal bytes."""
+    with path.open("wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=3, mtime=0) as file:
+        yield file
 
 
 def run_name(run: Run) -> str:

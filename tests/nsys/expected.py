@@ -80,7 +80,7 @@ class Part:
         ]
 
     def projections(self):
-        """Row of an annotated range -> (first start, last end, launch calls) of the device work of all training-side threads."""
+        """Row of an annotated range -> (first start, last end, launch calls) of the device work of all threads."""
         calls = defaultdict(list)
         for op in self.ops:
             if op["launch"] >= 0:

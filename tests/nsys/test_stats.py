@@ -3,25 +3,32 @@
 from collections import Counter, defaultdict
 
 import pytest
-from tests.nsys.expected import Part, counted, reported, sums
-from tests.unit.shapes import SHAPES
-from tests.unit.shapes.build import matched
 
 import dtprof
 from dtprof.export.common import part_names
 from dtprof.export.nsys import NsysExporter, session_start
+from tests.nsys.expected import Part, counted, reported, sums
+from tests.unit.shapes import SHAPES
+from tests.unit.shapes.build import matched
 
 SMALL = (
     "cpu_gloo_rank34of300.json.gz", "vllm_cuda_graph_execution.json.gz",
     "mi250_small_train.json.gz", "critical_path_cuda_event_sync_multi_stream_event_sync_trace.json.gz", "no_rank.json.gz",
 )  # fmt: skip
 LARGE = (
-    "a100_rank0of2_collective_args_ns.json.gz", "a100_rank3of8_allreduce_alltoall.json.gz", "b200_rank0of8_71_groups_multimem.json.gz", "h100_qwen_0.5b.json.gz",
-    "mi300x_rank0of8_ddp_resnet.json.gz", "v100_ns_resolution.json.gz", "v100_rank1of2_allreduce_alltoall.json.gz",
-    "dlrm_8rank_v100", "critical_path_cuda_event_sync_event_sync_trace.json.gz",
-    "critical_path_simple_add_benchmark_result_493459_1694039959_trace.json.gz", "no_distributed_info.json.gz",
+    "a100_rank0of2_collective_args_ns.json.gz",
+    "a100_rank3of8_allreduce_alltoall.json.gz",
+    "b200_rank0of8_71_groups_multimem.json.gz",
+    "h100_qwen_0.5b.json.gz",
+    "mi300x_rank0of8_ddp_resnet.json.gz",
+    "v100_ns_resolution.json.gz",
+    "v100_rank1of2_allreduce_alltoall.json.gz",
+    "dlrm_8rank_v100",
+    "critical_path_cuda_event_sync_event_sync_trace.json.gz",
+    "critical_path_simple_add_benchmark_result_493459_1694039959_trace.json.gz",
+    "no_distributed_info.json.gz",
     "rank_non_gpu.json.gz",
-)  # fmt: skip
+)
 
 
 def check(run, folder, stats):
@@ -51,7 +58,7 @@ def check_nvtx(part, got, shift):
     missing = Counter((name, str(ts + shift), str(dur)) for name, ts, dur, _ in ranges)
     missing.subtract(trace)
     assert all(count >= 0 for count in missing.values())
-    # of ranges that coincide on a thread (integer microseconds) each is the other's parent: nsys lists neither, nor their inside
+    # of ranges that coincide on a thread (integer microseconds) each is the other's parent: nsys lists neither
     times = Counter((lane, ts, dur) for _, ts, dur, lane in ranges)
     twins = [(lane, ts, dur) for (lane, ts, dur), count in times.items() if count > 1]
     for name, ts, dur, lane in ranges:

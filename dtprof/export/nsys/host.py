@@ -24,7 +24,6 @@ from dtprof.export.nsys import names
 from dtprof.export.nsys.schema import CATEGORY, DOMAIN, PUSH_POP, START_END
 from dtprof.export.nsys.sheet import Sheet, Values, concatenate
 from dtprof.export.nsys.source import Source
-from dtprof.ingest.phases import phase_of
 from dtprof.intervals import Ints
 from dtprof.ranges import parse_range
 from dtprof.schema import EVENT_KINDS, MISSING, MISSING32, PHASES
@@ -94,12 +93,11 @@ def _spans(source: Source, rows: Ints) -> Sheet:
 
 
 def _tags(events: Table) -> tuple[Ints, Ints]:
-    """Category and payload of every name: its phase, and its step, micro-batch or bucket."""
+    """Category and payload of every name: the phase that it is tagged with, and its step, micro-batch or bucket."""
     category, payload = [], []
     for name in events.values("name"):
-        phase = phase_of(name)
-        category.append(PHASES.index(phase) + 1 if phase in PHASES else MISSING)
         tags = parse_range(name)[1]
+        category.append(PHASES.index(str(tags["phase"])) + 1 if tags.get("phase") in PHASES else MISSING)
         step = name.removeprefix("ProfilerStep#")
         number = int(step) if step != name and step.isdecimal() and len(step) < 18 else None
         payload.append(next((int(tags[k]) for k in _PAYLOADS if k in tags), MISSING if number is None else number))

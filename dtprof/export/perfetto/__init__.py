@@ -6,7 +6,6 @@ earliest instant on the aligned clock, in ns.
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dtprof.export.chrome_events import Arguments, arguments, matched, series
-from dtprof.export.common import Progress, Written, aligned, clock_zero, label, run_name, silent
+from dtprof.export.common import Progress, Written, aligned, clock_zero, compressed, label, run_name, silent
 from dtprof.export.perfetto import proto
 from dtprof.export.perfetto.tracks import edges
 from dtprof.intervals import Ints
@@ -45,7 +44,7 @@ class PerfettoExporter:
 
         def fill(temporary: Path) -> None:
             nonlocal count
-            with gzip.GzipFile(filename="", fileobj=temporary.open("wb"), mode="wb", compresslevel=3, mtime=0) as file:
+            with compressed(temporary) as file:
                 file.write(proto.first_packet())
                 for done, writer in enumerate(writers(run)):
                     progress(label(writer.part), done, len(run.parts))

@@ -1,0 +1,91 @@
+"""Chrome JSON: form, names, arrows between ranks; HTA opens it and counts the same."""
+
+import gzip
+import json
+from collections import Counter
+
+import pytest
+
+import dtprof
+from dtprof.analyse import study_of
+from dtprof.export.chrome import ChromeExporter
+from tests.unit.export.samples import NAMES, hostile
+
+
+def load(path):
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [load(w.path) for w in ChromeExporter().write(hostile(), tmp_path)]
+
+
+def test_names_are_what_they_were(files):
+    first = files[0]["traceEvents"]
+    kernels = [e["name"] for e in first if e.get("cat") == "kernel"]
+    assert kernels[: len(NAMES)] == list(NAMES)
+    assert files[0]["distributedInfo"]["rank"] == 0 and files[1]["distributedInfo"]["rank"] == 1
+
+
+def test_every_event_of_the_run_is_there(files):
+    run = hostile()
+    for part, file in zip(run.parts, files[:2], strict=True):
+        assert sum(e["ph"] == "X" for e in file["traceEvents"]) == len(run.table("events", part.ordinal))
+    merged = files[2]["traceEvents"]
+    assert sum(e["ph"] == "X" for e in merged) == sum(len(run.table("events", p.ordinal)) for p in run.parts)
+
+
+def test_ranks_are_groups_of_their_own_in_the_merged_file(files):
+    merged = files[2]["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in merged if e["name"] == "process_name"}
+    assert sorted(names.values()) == ['rank 0: GPU 0 GPU "<b>"', "rank 0: host", 'rank 1: GPU 0 GPU "<b>"', "rank 1: host"]
+    assert {e["pid"] for e in merged if e["ph"] == "X"} == set(names)
+
+
+def test_arrows_join_the_ranks_of_an_operation_and_launches_their_kernels(files):
+    arrows = [e for e in files[2]["traceEvents"] if e.get("cat") == "operation"]
+    assert [(e["ph"], e["id"]) for e in arrows] == [("s", "operation 0"), ("f", "operation 0")]
+    # clocks are aligned: rank 1 was told 400 us late, and starts 5 us before rank 0
+    assert arrows[1]["ts"] - arrows[0]["ts"] == pytest.approx(5)
+    launches = Counter(e["ph"] for e in files[0]["traceEvents"] if e.get("cat") == "ac2g")
+    assert launches == {"s": len(NAMES) + 1, "f": len(NAMES) + 1}
+
+
+def test_counters(files):
+    counters = {e["name"]: e["args"]["value"] for e in files[0]["traceEvents"] if e["ph"] == "C"}
+    assert counters == {"sm_clock of GPU 0 (MHz)": 1980.0, "memory allocated of GPU 0 (bytes)": 1 << 30}
+
+
+def test_times_are_exact(files):
+    run = hostile()
+    events = run.table("events", 0)
+    base = files[0]["baseTimeNanoseconds"]
+    spans = [e for e in files[0]["traceEvents"] if e["ph"] == "X"]
+    assert [round(e["ts"] * 1000) + base for e in spans] == events["ts"].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dlrm_8rank_v100", "a100_rank3of8_allreduce_alltoall.json.gz"])
+@pytest.mark.filterwarnings("ignore")
+def test_hta_opens_it_and_counts_the_same(truth, tmp_path, name):
+    analysis = pytest.importorskip("hta.trace_analysis", reason="make setup could not install HTA")
+    run = dtprof.open_run(truth / "traces" / "kineto" / name)
+    ChromeExporter().write(run, tmp_path)
+    hta = analysis.TraceAnalysis(trace_dir=str(tmp_path))
+    names = hta.t.symbol_table.get_sym_table()
+    assert sorted(hta.t.get_all_traces()) == run.ranks
+    accounts = {p.rank: p.device for p in study_of(run).result("accounting").parts}
+    for part in run.parts:
+        table, frame = run.table("events", part.ordinal), hta.t.get_trace(part.rank)
+        seen = Counter(names[i] for i in frame.loc[frame["stream"] >= 0, "name"])
+        kernels = Counter(
+            n
+            for n, k in zip(table.text("name"), table.text("kind"), strict=True)
+            if k in ("kernel", "comm", "memcpy", "memset")
+        )
+        assert {n: c for n, c in seen.items() if n in kernels} == kernels
+    breakdown = hta.get_temporal_breakdown(visualize=False)
+    for row in breakdown.to_dict("records"):
+        busy = accounts[int(row["rank"])].busy_ns / 1000
+        assert row["compute_time(us)"] + row["non_compute_time(us)"] == pytest.approx(busy, rel=1e-6)
