@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from dtprof.advise.places import per_rank, ranks_of, step_ns, timed_steps, who
+from dtprof.advise.predicted import with_prediction
 from dtprof.advise.rules import RULES
 from dtprof.analyse.memory import MemoryResult
 from dtprof.analyse.results import AccountingResult, CommResult, PartAccount, settled
@@ -46,7 +47,7 @@ def rules() -> list[Rule]:
 
 def findings(study: Lens) -> list[Finding]:
     """All findings: by severity, then by seconds per step."""
-    found = [finding for rule in rules() for finding in rule.find(study)]
+    found = [with_prediction(study, finding) for rule in rules() for finding in rule.find(study)]
     return sorted(found, key=lambda f: (SEVERITIES.index(f.severity), -(f.seconds_per_step or 0.0)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dtprof.advise.rules.buckets import BucketSize
 from dtprof.advise.rules.comm import Exposed, Waiting
 from dtprof.advise.rules.cores import NoCore
 from dtprof.advise.rules.ddp import Buckets, FindUnusedParameters
@@ -19,5 +20,6 @@ RULES: tuple[Rule, ...] = (
     LaunchBound(),
     NoCore(),
     FindUnusedParameters(),
+    BucketSize(),
     Buckets(),
 )
