@@ -108,7 +108,7 @@ def environment(launch: Launch, notes: str, base: Mapping[str, str]) -> dict[str
         out=str(launch.out.absolute()), run_id=new_run_id(), capture=launch.capture,
         collectors=None if launch.collectors is None else list(launch.collectors),
         edits=as_mapping(launch.edits), given=list(launch.given), notes=notes, measured=launch.measured,
-        anomaly=launch.anomaly,
+        anomaly=launch.anomaly, command=list(launch.command),
     )  # fmt: skip
     env = {**DEFAULTS, **base, **launch.env, VARIABLE: plan.to_text()}
     env["PYTHONPATH"] = os.pathsep.join([str(SITE), *filter(None, [env.get("PYTHONPATH")])])

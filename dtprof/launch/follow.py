@@ -125,7 +125,7 @@ class _Follower:
         if launched.begun_by_script or active() is not None:
             return
         plan = self.plan
-        launched.facts.update(seen.facts())
+        launched.facts.update(seen.facts(), command=plan.command)
         self._session = Session(
             plan.out, plan.capture, plan.collectors, job=None, knobs=None, options=None, first_step=0,
             layout=seen.layout(), anomaly=options_of(plan.anomaly),

@@ -30,7 +30,6 @@ def around(
     ``may_break``: the function breaks a compiled graph anyway, so that these two are called from compiled code, too.
     """
 
-    @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not may_break and _compiling():
             return function(*args, **kwargs)
@@ -41,7 +40,7 @@ def around(
             _out_of_sight(after)
 
     leave_uncompiled(wrapped.__code__)
-    return wrapped
+    return functools.wraps(function)(wrapped)
 
 
 def attend(torch: Any) -> None:

@@ -29,7 +29,7 @@ class Plan:
     """One measured launch. ``capture`` and ``collectors`` override a script's own where ``given`` names them.
 
     ``out`` is an absolute path; ``notes`` a folder on the launching machine, or ""; ``edits`` maps key to value;
-    ``anomaly`` captures after a slow step.
+    ``anomaly`` captures after a slow step; ``command`` is what ``dtprof run`` was given.
     """
 
     out: str
@@ -41,6 +41,7 @@ class Plan:
     notes: str = ""
     measured: bool = True
     anomaly: bool = False
+    command: list[str] = field(default_factory=list)
 
     def over(self, own: dict[str, Any]) -> dict[str, Any]:
         """A script's own ``out``, ``capture`` and ``collectors`` with what ``dtprof run`` was told in their place."""
