@@ -81,12 +81,9 @@ lint: setup ## ruff, mypy --strict, import contracts
 bench: setup ## benchmarks, each as a table
 	@for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; $(PY) $$file || exit 1; done
 
-gpu-check: setup ## what needs a CUDA device: the gpu tests and a short NCCL job
+gpu-check: setup ## what needs a CUDA device: the gpu tests, and every sample job on NCCL
 	@$(PY) -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "gpu-check: no CUDA device; nothing was exercised")'
-	$(PYTEST) -m gpu $(ARGS); code=$$?; test $$code -eq 0 -o $$code -eq 5
-	@rm -rf runs/gpu-check
-	$(VENV)/bin/dtprof job ddp --ranks $$($(PY) -c 'import torch; print(min(torch.cuda.device_count(), 2))') --out runs/gpu-check
-	$(VENV)/bin/dtprof report runs/gpu-check --json | $(PY) tests/gpu_summary.py
+	@$(PYTEST) -m gpu $(ARGS); tests=$$?; $(PY) tests/gpu_check.py; jobs=$$?; test $$jobs -eq 0 && test $$tests -eq 0 -o $$tests -eq 5
 
 clean: ## remove what was built and run; keeps .venv
 	rm -rf build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -89,8 +89,8 @@ def check(args: argparse.Namespace, ranks: int) -> None:
     check_common(args, ranks, stages)
     layers = len(args.emulate.layers) if args.emulate else args.layers
     name, rounds = args.schedule, max(micro // ranks, 1)
-    if ranks < 2:
-        raise InputError("a pipeline needs two ranks or more", "give --ranks 2")
+    if stages < 2:
+        raise InputError(f"{name} on one rank is no pipeline", "give --ranks 2, or a schedule with two stages on a rank")
     if layers < stages:
         raise InputError(f"{name} on {ranks} ranks has {stages} stages, and the model {layers} layers", "give more layers")
     if name in ("1f1b", "dualpipev") and micro < stages:

@@ -187,6 +187,11 @@ def test_a_checkpoint_stalls_every_fifth_step(every):
     assert sorted(found) == [4, 9]
     assert min(found.values()) == pytest.approx(MS, rel=0.1)
     assert ranges(every["checkpoint_stall"], 0, "checkpoint") == {}
+    for part in every["checkpoint_stall"].parts:
+        steps = every["checkpoint_stall"].table("steps", part.ordinal)
+        assert steps["step"][steps.is_("kind", "checkpoint")].tolist() == [4, 9]
+    healthy = every["healthy"].table("steps", 1)
+    assert set(healthy.text("kind")) == {"train", "warm-up"}
 
 
 @pytest.mark.slow

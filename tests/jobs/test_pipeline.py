@@ -9,22 +9,8 @@ from dtprof.errors import InputError  # noqa: E402
 from dtprof_sample_jobs import pipeline  # noqa: E402
 from tests.jobs.one_process import losses_of, one_process  # noqa: E402
 
-SMALL = [
-    "--steps",
-    "3",
-    "--layers",
-    "4",
-    "--dim",
-    "32",
-    "--seq",
-    "16",
-    "--vocabulary",
-    "64",
-    "--batch",
-    "2",
-    "--microbatches",
-    "4",
-]
+SIZE = {"steps": 3, "layers": 4, "dim": 32, "seq": 16, "vocabulary": 64, "batch": 2, "microbatches": 4}
+SMALL = [word for name, n in SIZE.items() for word in (f"--{name}", str(n))]
 # micro-batches are added in another order than one process adds them
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-5
 PARTED = ("zerobubble", "zbv", "dualpipev")
@@ -64,6 +50,12 @@ def zerobubble(run, scripts, tmp_path_factory):
 
 def test_zero_bubble_trains_as_one_process(zerobubble):
     assert zerobubble.manifest.job == "pipeline"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["interleaved", "zerobubble", "zbv", "dualpipev"])
+def test_two_stages_on_one_rank_train_as_one_process(run, scripts, tmp_path, schedule):
+    compare(run, scripts, tmp_path, 1, ["--schedule", schedule])
 
 
 @pytest.mark.slow
@@ -139,6 +131,12 @@ def test_a_run_has_mesh_groups_and_tags(zerobubble):
     complete(zerobubble, "zerobubble", (4, 5, 6), 4)
 
 
+def test_a_run_has_no_quality_row_of_our_own_making(zerobubble):
+    for rank in range(2):
+        rows = zerobubble.table("quality", rank)
+        assert [rows.row(n) for n in range(len(rows))] == []
+
+
 def test_operators_carry_the_tags_of_their_pass(zerobubble):
     for rank in range(2):
         events = zerobubble.table("events", rank)
@@ -158,7 +156,8 @@ def test_every_schedule_marks_every_pass(run, tmp_path, schedule):
 
 
 IMPOSSIBLE = [
-    (1, "", "needs two ranks or more"),
+    (1, "", "1f1b on one rank is no pipeline"),
+    (1, "--schedule gpipe", "gpipe on one rank is no pipeline"),
     (4, "--microbatches 2", "needs a micro-batch for each of 4 stages, not 2"),
     (2, "--inject few_microbatches=all:1", "needs a micro-batch for each of 2 stages, not 1"),
     (2, "--schedule dualpipev --microbatches 3", "needs a micro-batch for each of 4 stages, not 3"),

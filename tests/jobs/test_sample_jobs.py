@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from dtprof.errors import InputError  # noqa: E402
 from dtprof_sample_jobs import JOBS  # noqa: E402
+from dtprof_sample_jobs.common import delay  # noqa: E402
 from dtprof_sample_jobs.common.data import CorpusTokens, SyntheticTokens  # noqa: E402
 from dtprof_sample_jobs.common.emulate import Emulated, emulation, total_bytes  # noqa: E402
 from dtprof_sample_jobs.common.faults import fault, plant  # noqa: E402
@@ -208,6 +209,20 @@ def test_the_two_gradients_of_an_emulated_layer_can_be_had_apart():
         torch.autograd.grad(model.blocks[0](x).sum(), x)
     names = [event.name for event in prof.events()]
     assert ("dtprof_lab::backward_input" in names, "dtprof_lab::backward_weight" in names) == (True, False)
+
+
+def test_full_checkpointing_emulates_the_forward_pass_again_and_selective_does_not(monkeypatch):
+    waited, gradients = {}, {}
+    for mode in ("none", "full", "selective"):
+        monkeypatch.setattr(delay, "wait", waited.setdefault(mode, []).append)
+        torch.manual_seed(0)
+        model = Emulated(emulation("head"), 64)
+        recompute(model.blocks, mode)
+        _, gradients[mode], _ = trace(model)
+        waited[mode] = len(waited[mode]) / len(model.blocks)
+    assert waited == {"none": 3, "full": 4, "selective": 3}, "forward, input, weights; and forward again"
+    assert torch.equal(gradients["full"], gradients["none"])
+    assert torch.equal(gradients["selective"], gradients["none"])
 
 
 NOT_EMULATIONS = [

@@ -33,6 +33,11 @@ def wait(ns: int) -> None:
         pass
 
 
+def left(ns: int, began: int, device: torch.device) -> int:
+    """What is left of ``ns`` since ``began`` on the host's clock; on a CUDA device, which has a time of its own, all."""
+    return ns if device.type == "cuda" else ns - (time.perf_counter_ns() - began)
+
+
 for _name in OPERATORS:
     torch.library.define(f"dtprof_lab::{_name}", "(Tensor x, int ns) -> ()")
     torch.library.impl(f"dtprof_lab::{_name}", "default", spend)

@@ -15,6 +15,7 @@ stages are what the bytes make them. The loss depends on data and parameters, so
 process: every layer adds a hundredth of the sum of the first elements of its tensors to its input, and all other elements
 have gradient zero. The gradient of the input and that of the weights are two nodes of the graph, as schedules that part them
 want it; in an ordinary backward pass the one for the input comes first, and a layer's gradients are ready together at its end.
+With full activation checkpointing a layer's forward pass takes its time again in backward; selective keeps its result.
 
 ``uniform``, ``small`` and ``head`` are files of the package and are named without path and ending.
 """
@@ -31,8 +32,8 @@ import torch
 from torch import Tensor, nn
 
 import dtprof
-import dtprof_sample_jobs.common.delay as _delay  # noqa: F401 - defines the operators
 from dtprof.errors import InputError
+from dtprof_sample_jobs.common.delay import left
 
 FOLDER = Path(__file__).parent / "emulations"
 _STEP = 0.01
@@ -99,15 +100,17 @@ def _layers(entry: dict[str, Any]) -> list[Layer]:
 
 
 class _Through(torch.autograd.Function):
-    """The identity; its backward takes the time that the gradient of the input takes."""
+    """The identity, which keeps its input, as a layer does; its backward takes the time of the input's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, input_ns: int) -> Tensor:
         ctx.input_ns = input_ns
+        ctx.save_for_backward(x)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        assert len(ctx.saved_tensors) == 1  # asking for them is what makes checkpointing compute the layer again
         torch.ops.dtprof_lab.backward_input(grad, ctx.input_ns)
         return grad, None
 
@@ -126,7 +129,7 @@ class _Weights(torch.autograd.Function):
         grads = [torch.zeros(shape, dtype=dtype, device=grad.device) for shape, dtype in ctx.like]
         for made in grads:
             made.view(-1)[0] = grad * _STEP
-        torch.ops.dtprof_lab.backward_weight(grad, ctx.weight_ns - (time.perf_counter_ns() - began))
+        torch.ops.dtprof_lab.backward_weight(grad, left(ctx.weight_ns, began, grad.device))
         return (None, *grads)
 
 
@@ -141,8 +144,9 @@ class EmulatedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take the layer's time; x of shape (batch, width)."""
-        torch.ops.dtprof_lab.forward(x.detach(), self.layer.forward_ns)
+        began = time.perf_counter_ns()
         added: Tensor = _Weights.apply(self.layer.weight_ns, *self.tensors)
+        torch.ops.dtprof_lab.forward(x.detach(), left(self.layer.forward_ns, began, x.device))
         through: Tensor = _Through.apply(x, self.layer.input_ns)
         return through + added
 

@@ -177,6 +177,10 @@ class Faults:
             self._heap = [[n] for n in range(_HEAP)]
             blocks[0].register_forward_pre_hook(_before(_collect, self.ns("gc")))
 
+    def stalls(self, step: int) -> bool:
+        """Does this step end with the checkpoint of a checkpoint_stall, on this rank or, for all wait, on another?"""
+        return self.has("checkpoint_stall") and step % CHECKPOINT_EVERY == CHECKPOINT_EVERY - 1
+
     def in_data(self) -> None:
         """Called inside the data phase: slow_data."""
         if self.ns("slow_data"):
@@ -189,7 +193,7 @@ class Faults:
             dist.all_reduce(torch.zeros(1, device=device))
         if self.has("barrier_every_step"):
             dist.barrier()
-        if self.ns("checkpoint_stall") and step % CHECKPOINT_EVERY == CHECKPOINT_EVERY - 1:
+        if self.ns("checkpoint_stall") and self.stalls(step):
             with dtprof.annotate("checkpoint"):
                 wait(self.ns("checkpoint_stall"))
 

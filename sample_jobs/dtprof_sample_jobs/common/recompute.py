@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import dtprof_sample_jobs.common.delay as _delay  # noqa: F401 - defines the operators
+
 MODES = ("none", "full", "selective")
 _aten = torch.ops.aten
 # what is dear to compute and cheap to keep; all else is computed again
@@ -20,6 +22,7 @@ KEPT = {
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.dtprof_lab.forward.default,
 }
 
 

@@ -116,7 +116,13 @@ def train(
             if loss is not None:
                 losses.append(loss.detach())
             on_host = loss is not None and loss.device.type == "cpu"
-            dtprof.step(loss=loss if on_host else None, tokens=sequences * args.seq, samples=sequences)
+            saved = getattr(args, "save", None) and k == count - 1
+            dtprof.step(
+                loss=loss if on_host else None,
+                tokens=sequences * args.seq,
+                samples=sequences,
+                kind="checkpoint" if saved or (faults is not None and faults.stalls(k)) else None,
+            )
             if k == 0:
                 began = _now(me.device)
     seconds = _now(me.device) - began
