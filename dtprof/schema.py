@@ -140,7 +140,7 @@ TABLES: dict[str, TableSpec] = {
             _c("dtype", "str", "element type"),
             _c("peer", "i32", "other rank of a send or receive"),
             _c("known_by", "enum", "where op and group come from", values=("args", "record", "collector", "name")),
-            _c("state", "enum", "how far it had got when it was recorded; missing where the source does not say", values=COMM_STATES),
+            _c("state", "enum", "how far it had got when recorded; missing where the source does not say", values=COMM_STATES),
         )),
         TableSpec("collectives", "run", "one operation over its ranks", (
             _c("id", "i32", "number in the run, by first start"),

@@ -65,6 +65,16 @@ int nvmlShutdown(void) {
     return 0;
 }
 int nvmlSystemGetDriverVersion(char *text, unsigned n) { PLAN; snprintf(text, n, "570.00"); return 0; }
+int nvmlSystemGetCudaDriverVersion(int *version) { PLAN; *version = 12080; return 0; }
+int nvmlDeviceGetNvLinkState(void *d, unsigned link, unsigned *active) { (void)d; PLAN; if (link > 17) return 2; *active = 1; return 0; }
+int nvmlDeviceGetP2PStatus(void *a, void *b, int what, int *status) { (void)a; (void)b; (void)what; PLAN; *status = 0; return 0; }
+int nvmlDeviceGetTopologyCommonAncestor(void *a, void *b, int *level) { (void)a; (void)b; PLAN; *level = 40; return 0; }
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char text[32]; } Pci;
+int nvmlDeviceGetPciInfo_v3(void *d, Pci *pci) {
+    PLAN;
+    snprintf(pci->text, sizeof pci->text, "00000000:%X:00.0", 0x1b + ((Device *)d)->index);
+    return 0;
+}
 int nvmlDeviceGetCount_v2(unsigned *n) { PLAN; *n = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { PLAN; if (i > 1) return 2; *d = &devices[i]; return 0; }
 int nvmlDeviceGetUUID(void *d, char *text, unsigned n) { PLAN; snprintf(text, n, "%s", ((Device *)d)->uuid); return 0; }

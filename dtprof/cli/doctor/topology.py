@@ -1,0 +1,132 @@
+"""What this machine consists of, from /sys and /proc: sockets, cores, NUMA nodes, limits of the control group, adapters.
+
+Source: Linux, Documentation/admin-guide/cputopology.rst, cgroup-v2.rst, cgroup-v1/ and ABI/stable/sysfs-class-infiniband.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path("/")
+
+
+def of_machine(nvml: Mapping[str, Any], root: Path = ROOT) -> dict[str, Any]:
+    """Everything as one JSON object; what the system does not say is None or an empty list."""
+    return {
+        "cpu": cpu(root),
+        "memory_bytes": _memory(root),
+        "limits": limits(root),
+        "numa": numa(root),
+        "gpus": list(nvml.get("gpus") or []),
+        "gpu_pairs": list(nvml.get("pairs") or []),
+        "network": network(root),
+    }
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _whole(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text and text.lstrip("-").isdigit() else None
+
+
+def cpu(root: Path) -> dict[str, Any]:
+    """Sockets, cores, threads, those that this process may use, and the model."""
+    places = [p / "topology" for p in (root / "sys/devices/system/cpu").glob("cpu[0-9]*")]
+    cores = {(_whole(p / "physical_package_id"), _whole(p / "core_id")) for p in places} - {(None, None)}
+    model = None
+    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return {
+        "model": model,
+        "sockets": len({socket for socket, _ in cores}) or None,
+        "cores": len(cores) or None,
+        "threads": len(places) or os.cpu_count(),
+        "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def _memory(root: Path) -> int | None:
+    for line in (_text(root / "proc/meminfo") or "").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def numa(root: Path) -> list[dict[str, Any]]:
+    """NUMA nodes with their processors and memory."""
+    nodes = []
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        total = next((line.split() for line in (_text(folder / "meminfo") or "").splitlines() if "MemTotal" in line), None)
+        nodes.append({
+            "node": int(folder.name[4:]),
+            "cpus": _text(folder / "cpulist"),
+            "memory_bytes": int(total[3]) * 1024 if total else None,
+        })  # fmt: skip
+    return sorted(nodes, key=lambda node: node["node"])
+
+
+def limits(root: Path) -> dict[str, float | int | None]:
+    """What the control group allows: ``cores`` (a fraction is possible) and ``memory_bytes``; None is no limit."""
+    groups = dict(_groups(root))
+    cores: list[float] = []
+    memory: list[int] = []
+    for folder in _up(root / "sys/fs/cgroup", groups.get("", "/")):
+        quota = (_text(folder / "cpu.max") or "").split()
+        if len(quota) == 2 and quota[0].isdigit():
+            cores.append(int(quota[0]) / int(quota[1]))
+        memory += [found] if (found := _whole(folder / "memory.max")) is not None else []
+    for controller in ("cpu", "cpu,cpuacct"):
+        for folder in _up(root / "sys/fs/cgroup" / controller, groups.get("cpu", "/")):
+            took, period = _whole(folder / "cpu.cfs_quota_us"), _whole(folder / "cpu.cfs_period_us")
+            if took and took > 0 and period:
+                cores.append(took / period)
+    for folder in _up(root / "sys/fs/cgroup/memory", groups.get("memory", "/")):
+        found = _whole(folder / "memory.limit_in_bytes")
+        memory += [found] if found is not None and found < 1 << 60 else []
+    return {"cores": min(cores, default=None), "memory_bytes": min(memory, default=None)}
+
+
+def _groups(root: Path) -> list[tuple[str, str]]:
+    """(controller, path) of this process; the controller of version 2 is empty."""
+    out = []
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        out += [(name, path) for name in controllers.split(",")]
+    return out
+
+
+def _up(base: Path, path: str) -> list[Path]:
+    """The folder of a control group and those above it; in a container the path may not exist, and the base is its own."""
+    folder = base / path.lstrip("/")
+    found = []
+    while folder != base and base in folder.parents:
+        found.append(folder)
+        folder = folder.parent
+    return [*found, base]
+
+
+def network(root: Path) -> list[dict[str, Any]]:
+    """Interfaces that are up, without loopback, and InfiniBand ports: name, speed in Mb/s where it is stated."""
+    out = []
+    for folder in sorted((root / "sys/class/net").glob("*")):
+        if folder.name != "lo" and _text(folder / "operstate") == "up":
+            speed = _whole(folder / "speed")
+            out.append({"name": folder.name, "kind": "ethernet", "mbit_s": speed if speed and speed > 0 else None})
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        rate = (_text(port / "rate") or "").split()
+        speed = round(float(rate[0]) * 1000) if rate and rate[0].replace(".", "").isdigit() else None
+        name = f"{port.parent.parent.name}:{port.name}"
+        if "ACTIVE" in (_text(port / "state") or ""):
+            out.append({"name": name, "kind": (_text(port / "link_layer") or "InfiniBand").lower(), "mbit_s": speed})
+    return out
