@@ -24,8 +24,8 @@ class Status:
 
     ``tracing``: operators are being recorded now. ``warm_up``: the step that has just ended did what later ones do not, such
     as compiling; where the job does not say its kind, it is a warm-up step. ``facts`` and ``missing`` (sentences) go into
-    part.json; set ``changed`` to have it written at the next step. ``own_ns``: time that the collector took outside its
-    three hooks.
+    part.json; set ``changed`` to have it written at the next step, and call ``late()`` where they change after ``stop``.
+    ``own_ns``: time that the collector took outside its three hooks.
     """
 
     tracing: bool = False
@@ -34,6 +34,7 @@ class Status:
     own_ns: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    late: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def miss(self, what: str) -> None:
         """Note something that will be missing, once."""

@@ -19,7 +19,8 @@ Facts in part.json
 The profiler is prepared one step before a window, so that its own warm-up falls into a step that is not recorded, and
 runs from the end of step A-1 to the end of step B-1. The trace is exported to a local temporary folder at the end of the
 last step (torch holds the interpreter while it does: this is what the loop waits for) and compressed and checked
-by a background thread: a slow shared disk does not stop training.
+by a background thread: a slow shared disk does not stop training. The end of the session waits STOP_S seconds for that
+thread, so that no other rank waits longer in its next collective; the end of the process waits WAIT_S.
 
 The job's own torch.profiler has the right of way: where one is prepared or running this one steps aside, and where one is
 begun during the window this one ends first and keeps what it has. (Two at once end each other, and exporting the one that
@@ -28,6 +29,7 @@ was ended kills the process.) What the job's profiler exports while the session 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import shutil
@@ -43,7 +45,7 @@ from dtprof.table import Table
 from dtprof_collectors.torch_profiler_files import CAP_BYTES, KEPT_WINDOWS, compress, prune, trace_name
 from dtprof_collectors.torch_profiler_foreign import ForeignProfilers, JobExports
 
-WAIT_S = 120.0
+STOP_S, WAIT_S = 2.0, 120.0
 _WHAT = {"record_shapes": True, "with_stack": False, "profile_memory": False, "with_flops": False}
 
 
@@ -176,6 +178,8 @@ class TorchProfilerCollector:
         other_thread = threading.get_ident() != self._thread
         writer = threading.Thread(target=self._write, args=(local, told, other_thread), name="dtprof-trace", daemon=True)
         self._writers = [w for w in self._writers if w.is_alive()] + [writer]
+        atexit.unregister(self._wait_at_exit)
+        atexit.register(self._wait_at_exit)
         writer.start()
 
     def _write(self, local: Path, told: dict[str, Any], other_thread: bool) -> None:
@@ -206,6 +210,7 @@ class TorchProfilerCollector:
                 facts.update(told)
             self._status.changed = True
             shutil.rmtree(local, ignore_errors=True)
+            self._status.late()
 
     def _give_way(self) -> None:
         """The job begins a profiler of its own: end ours first."""
@@ -226,11 +231,19 @@ class TorchProfilerCollector:
         self._finish()
         if self._exports is not None:
             self._exports.end()
-        deadline = time.monotonic() + WAIT_S
+        self._wait(STOP_S)
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         for writer in self._writers:
             writer.join(max(deadline - time.monotonic(), 0.0))
-            if writer.is_alive():
-                self._status.miss(f"trace: still being written after {WAIT_S:.0f} s; not waited for")
+
+    def _wait_at_exit(self) -> None:
+        """The process ends, and its background threads with it."""
+        self._wait(WAIT_S)
+        if any(writer.is_alive() for writer in self._writers):
+            self._status.miss(f"trace: still being written after {WAIT_S:.0f} s; not waited for")
+            self._status.late()
 
     def tables(self, folder: Path) -> Mapping[str, Table]:
         """None: the traces are read by the Kineto reader."""

@@ -14,6 +14,7 @@ import numpy as np
 from dtprof import intervals
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.results import ACCOUNTING, AccountingResult, DeviceTotals, HostTotals, PartAccount, StepAccount
+from dtprof.analyse.windows import captured_runs, unseen_ns
 from dtprof.intervals import Cover
 from dtprof.protocols import Lens
 from dtprof.run import Run
@@ -67,11 +68,13 @@ def device_steps(view: PartView) -> list[Border]:
     order = np.argsort(steps["host_ts"], kind="stable")
     rows = [i for i in order.tolist() if int(steps["step"][i]) in first]
     kinds, marked = steps.text("kind"), steps.text("marked")
+    run_of = {step: number for number, (a, b) in enumerate(captured_runs(steps)) for step in range(a, b + 1)}
+    run_of = {step: run_of.get(step, -1) for step in first}
     borders = []
     for at, i in enumerate(rows):
         step = int(steps["step"][i])
         start = first[step]
-        last = at + 1 == len(rows)
+        last = at + 1 == len(rows) or run_of[step] != run_of[int(steps["step"][rows[at + 1]])]
         end = _last_end(view, step) if last else first[int(steps["step"][rows[at + 1]])]
         if end > start:
             borders.append(Border(step, start, end, not last, kinds[i] or "train", marked[i] or "marked"))
@@ -102,7 +105,8 @@ def device_totals(view: PartView) -> DeviceTotals:
     if len(rows) == 0:
         return DeviceTotals(0, 0, 0, 0, 0, 0, 0, 0, 0)
     compute, copy, comm = view.device_compute, view.device_copy, view.device_comm
-    span = int(view.end[rows].max() - view.events["ts"][rows].min())
+    steps, starts = view.run.table("steps", view.part), view.events["ts"][rows]
+    span = int(view.end[rows].max() - starts.min()) - unseen_ns(steps, view.device_step, starts, view.end[rows])
     busy = intervals.total(intervals.join(compute, copy, comm))
     exposed = intervals.total(intervals.subtract(comm, intervals.join(compute, copy)))
     return DeviceTotals(
@@ -116,6 +120,8 @@ def host_totals(view: PartView) -> HostTotals:
     compute, comm = view.host_compute, view.host_comm
     both = intervals.join(compute, comm)
     span = int(both[1][-1] - both[0][0]) if len(both[0]) else 0
+    steps, events = view.run.table("steps", view.part), view.events
+    span -= unseen_ns(steps, events["step"], events["ts"], view.end) if span else 0
     return HostTotals(
         span, intervals.total(compute), intervals.total(comm), intervals.total(intervals.intersect(comm, compute)),
         intervals.total(intervals.subtract(comm, compute)),

@@ -22,6 +22,9 @@ class StepLine(Struct, kw_only=True):
     tokens: Int64 | None = None
     samples: Int64 | None = None
     loss: float | None = None
+    own_ns: Int64 | None = None
+    input_ns: Int64 | None = None
+    phases: dict[str, Int64] = {}
 
 
 class IssuedLine(Struct, kw_only=True):

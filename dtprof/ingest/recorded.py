@@ -19,9 +19,9 @@ import msgspec
 
 from dtprof.errors import DtprofError, NotATrace
 from dtprof.ingest.issued import join_issued
-from dtprof.ingest.kineto.reader import ingest_file
 from dtprof.ingest.lines import IssuedLine, StepLine
 from dtprof.ingest.match import match
+from dtprof.ingest.part_traces import read_traces, step_metrics, trace_files
 from dtprof.ingest.store import IngestStore, all_tables
 from dtprof.jsonl import read_lines
 from dtprof.plugins import attempt, loaded
@@ -30,9 +30,8 @@ from dtprof.schema import SCHEMA_VERSION, STEP_KINDS
 from dtprof.table import Table
 
 _PART = re.compile(r"^part(\d{5})$")
-_TRACES = ("trace.json.gz", "trace.json")
 # to be raised whenever the same raw files would give other tables
-_INGEST_VERSION = 4
+_INGEST_VERSION = 5
 
 Quality = list[tuple[str, str, int, str]]
 
@@ -72,8 +71,8 @@ class RecordedReader:
 def _part_folders(path: Path) -> dict[int, Path]:
     """Part folders by ordinal that hold anything of ours."""
     found = {int(m.group(1)): p for p in sorted(path.iterdir()) if (m := _PART.match(p.name)) and p.is_dir()}
-    names = ("part.json", "steps.jsonl", *_TRACES)
-    return {n: p for n, p in found.items() if _may_read(p) and any((p / name).exists() for name in names)}
+    names = ("part.json", "steps.jsonl")
+    return {n: p for n, p in found.items() if _may_read(p) and (any((p / name).exists() for name in names) or trace_files(p))}
 
 
 def _may_read(folder: Path) -> bool:
@@ -207,10 +206,13 @@ def _ingest(
 def ingest_part(folder: Path, part: Part) -> dict[str, Table]:
     """All tables of one part folder."""
     quality: Quality = _life(folder, part)
-    tables = _trace(folder, part, quality)
     named = len(quality)
     rows = _lines(folder / "steps.jsonl", StepLine, quality, "those steps are not known")
     lost = len(quality) > named or part.extra.get("ended_ns") is None
+    tables, theirs = read_traces(folder, part, rows, quality)
+    for row in rows:
+        row["captured"] = row["captured"] or row["step"] in theirs
+    tables["metrics"] = Table.concat([tables.get("metrics", Table.empty("metrics")), step_metrics(rows)])
     tables["steps"] = merge_steps(tables.get("steps", Table.empty("steps")), rows, lost, inferred=_inferred(part))
     _merge_collectors(folder, tables, quality)
     issued = _lines(folder / "collectives.jsonl", IssuedLine, quality, "those operations keep what the trace says")
@@ -274,20 +276,6 @@ def _life(folder: Path, part: Part) -> Quality:
         out += [(str(state.get("name")), str(m), 1, "not in any table") for m in state.get("missing") or []]
     out += [("session", str(note), 1, "as said") for note in part.extra.get("notes") or []]
     return out
-
-
-def _trace(folder: Path, part: Part, quality: Quality) -> dict[str, Table]:
-    path = next((folder / name for name in _TRACES if (folder / name).exists()), None)
-    if path is None:
-        quality.append((folder.name, "no trace", 1, "steps and losses are known, but nothing inside a step"))
-        return {}
-    try:
-        read = ingest_file(path, use_cache=False)
-    except DtprofError as error:
-        quality.append((f"{folder.name}/{path.name}", f"cannot be read: {error.message}", 1, "nothing inside a step is known"))
-        return {}
-    part.device, part.backend = part.device or read.part.device, part.backend or read.part.backend
-    return dict(read.tables)
 
 
 def merge_steps(traced: Table, rows: list[dict[str, Any]], lost: bool = False, inferred: bool = False) -> Table:

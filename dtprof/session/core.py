@@ -66,6 +66,8 @@ class Session:
         self._collectors: list[tuple[str, Collector, Status]] = []
         self._first = self._step = first_step
         self._meter = Meter()
+        self._late = threading.RLock()
+        self._ended_ns: int | None = None
         self._input, self._phases = inputs.InputClock(), PhaseClock()
         self._windows: Windows | None = None
         self._anomaly = anomaly
@@ -175,12 +177,13 @@ class Session:
     def discard(self) -> None:
         """End, and leave nothing behind: the script has begun a session of its own."""
         self.stop()
+        self._ended_ns = None
         if self._folder is not None:
             shutil.rmtree(self._folder.path, ignore_errors=True)
 
     def _stop(self) -> None:
-        self._ended_ns = epoch_ns()
-        for name, collector, _ in self._collectors:
+        for name, collector, status in self._collectors:
+            status.late = self._describe_late
             if not self.guard.is_off(name):
                 self.guard.call(name, "stop", self._step, collector.stop)
         if self._lines is not None and not self.guard.is_off("steps"):
@@ -190,7 +193,9 @@ class Session:
             self._windows.finish(self._step)
         if self._folder is not None:
             self._folder.release_reserve()
-        self._describe(ended=True)
+        with self._late:
+            self._ended_ns = epoch_ns()
+            self._describe(ended=True)
 
     def _say_what_is_missing(self) -> None:
         done = self._step - self._first
@@ -326,6 +331,12 @@ class Session:
         if not self.guard.is_off("description") or ended:
             self.guard.call("description", "write", self._step, self._write_description, ended)
 
+    def _describe_late(self) -> None:
+        """A collector has finished something after the end; it may call from a thread of its own."""
+        with self._late:
+            if self._ended_ns is not None:
+                self._describe(ended=True)
+
     def _write_description(self, ended: bool) -> None:
         who, folder = self._who, self._folder
         if who is None or folder is None:
@@ -336,7 +347,7 @@ class Session:
         extra = {
             "run_key": folder.key,
             "started_ns": folder.started_ns,
-            "ended_ns": self._ended_ns if ended else None,
+            "ended_ns": self._ended_ns,
             "steps_done": steps,
             "first_step": self._first,
             "steps": launched.INFERRED if self.inferred else launched.MARKED,
