@@ -46,7 +46,14 @@ class FlightRecorderReader:
         if not processes:
             raise errors[0] if errors else NotATrace(f"{path}: no flight-recorder dump", "give nccl_trace_rank_N files")
         processes[0].quality += failed
-        return run_of(path, "flight_recorder", processes, Manifest(versions=processes[0].part.extra["versions"]))
+        manifest = Manifest(versions=processes[0].part.extra["versions"], world_size=_world(processes))
+        return run_of(path, "flight_recorder", processes, manifest)
+
+
+def _world(processes: list[Process]) -> int | None:
+    """Size of the default group, where its members are known."""
+    groups = {o.group for process in processes for o in process.operations}
+    return max((g.size for g in groups if g.description == "default_pg" and g.size), default=None)
 
 
 def _dumps(path: Path) -> list[Path]:

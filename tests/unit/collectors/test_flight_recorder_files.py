@@ -57,6 +57,7 @@ def hang(tmp_path):
 def test_which_ranks_entered_which_operation(hang):
     run = dtprof.open_run(hang)
     assert (run.format, run.ranks, run.manifest.versions["nccl"]) == ("flight_recorder", [0, 1, 2, 3], "2.21.5")
+    assert run.world_size == 4
     done, stuck = (run.table("collectives").row(i) for i in range(2))
     assert (done["op"], done["seq"], done["group"], done["n"], done["n_present"]) == ("all_reduce", 1, "0,1,2,3", 4, 4)
     assert (stuck["seq"], stuck["n"], stuck["n_present"], stuck["transfer"]) == (2, 4, 3, None)
