@@ -1,5 +1,6 @@
 """Steps for Nsight Systems: a range ``step`` per training step, in the NVTX domain ``dtprof``, its payload the number.
 
+An empty range ``rank R of N`` before them says whose process it was.
 Ranges are start/end ranges, which may begin and end inside anything else. Nothing happens where no tool is attached.
 Where ``dtprof run --nsys`` asks for it (DTPROF_NSYS_CAPTURE), the steps of the capture are framed by cudaProfilerStart and
 cudaProfilerStop, between which nsys then records.
@@ -46,6 +47,7 @@ class NsysCollector:
         self._nvtx = nvtx
         if os.environ.get(CAPTURE_VARIABLE) == "1":
             self._capture = context.capture
+        nvtx.end_range(nvtx.start_range(f"rank {context.rank} of {context.world_size}", domain=nvtx_domain.NAME))
         self._begin(context.first_step)
 
     def _begin(self, step: int) -> None:

@@ -6,6 +6,7 @@ one matched operation. Times are microseconds with three decimals from ``baseTim
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from dtprof.export.chrome_events import allocations, arguments, counters, flows, forward_backward, metadata, tracks
 from dtprof.export.common import Progress, Written, aligned, clock_zero, compressed, label, part_names, run_name, silent
+from dtprof.intervals import Ints
 from dtprof.run import Part, Run, write_atomic
 from dtprof.table import Table
 
@@ -85,7 +87,8 @@ def _file(path: Path, head: dict[str, Any], events: Iterable[list[Event]]) -> Wr
     def write(temporary: Path) -> None:
         nonlocal count
         with compressed(temporary) as file:
-            file.write(encode(head)[:-1] + b',"traceEvents":[')
+            # HTA finds the rank by a pattern that wants a blank after the colon
+            file.write(json.dumps(head).encode()[:-1] + b',"traceEvents":[')
             for chunk in events:
                 if chunk:
                     file.write((b",\n" if count else b"\n") + b",\n".join(map(encode, chunk)))
@@ -122,7 +125,7 @@ def _events(run: Run, part: Part, zero: int, number: int) -> Iterator[list[Event
 def _spans(events: Table, lo: int, hi: int, start: Any, where: Any, args: Any) -> list[Event]:
     piece = events.take(np.arange(lo, hi))
     names, kinds = piece.text("name"), piece.text("kind")
-    times, durations, lanes = (start[lo:hi] / 1000).tolist(), (piece["dur"] / 1000).tolist(), piece["lane"].tolist()
+    times, durations, lanes = microseconds(start[lo:hi]), microseconds(piece["dur"]), piece["lane"].tolist()
     out: list[Event] = []
     for i, (name, kind, ts, dur, lane) in enumerate(zip(names, kinds, times, durations, lanes, strict=True)):
         pid, tid, on_device = where.of(lane)
@@ -131,6 +134,11 @@ def _spans(events: Table, lo: int, hi: int, start: Any, where: Any, args: Any) -
             "dur": dur, "args": args(lo + i, on_device, lane),
         })  # fmt: skip
     return out
+
+
+def microseconds(times: Ints) -> list[int] | list[float]:
+    """Times in microseconds: whole numbers where all of them are (HTA rounds others down)."""
+    return (times / 1000).tolist() if np.any(times % 1000) else (times // 1000).tolist()
 
 
 def _category(kind: str, on_device: bool) -> str:

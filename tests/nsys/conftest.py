@@ -38,7 +38,7 @@ def stats(nsys, tmp_path):
         out = tmp_path / "reports"
         out.mkdir(exist_ok=True)
         words = [nsys, "stats", "--force-overwrite", "true", "--format", "csv", "--report", ",".join(names)]
-        done = subprocess.run([*words, "--output", str(out / "x"), str(database)], capture_output=True, text=True, timeout=250)
+        done = subprocess.run([*words, "--output", str(out / "x"), str(database)], capture_output=True, text=True, timeout=1500)
         assert done.returncode == 0, done.stdout + done.stderr
         found = {}
         for name in names:

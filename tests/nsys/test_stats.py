@@ -140,6 +140,7 @@ def test_kineto_files(truth, tmp_path, stats, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # the report nvtxgpuproj takes the square of the number of ranges
 @pytest.mark.parametrize("name", LARGE)
 def test_large_kineto_files(truth, tmp_path, stats, name):
     check(dtprof.open_run(truth / "traces" / "kineto" / name), tmp_path / "out", stats)

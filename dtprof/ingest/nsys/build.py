@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ Quality = list[tuple[str, str, int, str]]
 
 # tables of events that are counted and not read further
 _LEFT_OUT = (("OSRT_API", "calls of the operating system"), ("CUDA_GRAPH_EVENTS", "graph creations"))
+_SAID_RANK = re.compile(r"^rank (\d{1,9}) of \d{1,9}$")
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,20 @@ def _built(process: Process, session: Session, name: str, count: int, about: tup
     rank = session.rank()
     claims = Claims(
         key=key, device=min(used, default=None), alone=count == 1, mpi=session.mpi.get(key),
+        ours=said_rank(data.tables["events"]),
         environment=rank[0] if rank else None, variable=rank[2] if rank else "",
         world=(rank[1] if rank and count == 1 else None) or session.launched(),
         communicators=[(c.id, c.size, c.rank) for c in known.values()],
     )  # fmt: skip
     return Built(data, claims)
+
+
+def said_rank(events: Table) -> int | None:
+    """The rank in the range ``rank R of N`` that our collector ``nsys`` leaves, or None."""
+    names = events.values("name")
+    used = np.unique(events["name"][events.is_("kind", "range")]).tolist()
+    found = {int(m[1]) for code in used if code >= 0 and (m := _SAID_RANK.match(names[code]))}
+    return found.pop() if len(found) == 1 else None
 
 
 def _devices(data: PartData) -> list[int]:

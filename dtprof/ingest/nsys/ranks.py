@@ -16,13 +16,14 @@ Quality = list[tuple[str, str, int, str]]
 class Claims(msgspec.Struct, kw_only=True):
     """What one process says about its rank; kept with the part.
 
-    ``world`` is the world size by the environment, else by the command line; ``device`` the lowest CUDA ordinal it used;
-    ``alone`` whether the report holds no other process.
+    ``ours`` is the rank that our collector ``nsys`` said in a range; ``world`` the world size by the environment, else by the
+    command line; ``device`` the lowest CUDA ordinal it used; ``alone`` whether the report holds no other process.
     """
 
     key: int
     device: int | None = None
     alone: bool = True
+    ours: int | None = None
     mpi: int | None = None
     environment: int | None = None
     variable: str = ""
@@ -44,7 +45,7 @@ class Claimant:
 def settle(found: Sequence[Claimant]) -> None:
     """Set rank, ``rank_from`` and world size of every part; what is odd or inferred goes into ``quality``.
 
-    In order: MPI's ranks, NCCL's communicator of all ranks, the environment of the recorded command, the report's name.
+    In order: our own word, MPI's, NCCL's communicator of all ranks, the environment of the recorded command, the report's name.
     A source counts where it gives every process a rank of its own; environment and names also where processes share one
     (restarts). Without any, processes are numbered by report and device.
     """
@@ -65,6 +66,7 @@ def settle(found: Sequence[Claimant]) -> None:
 def _sources(found: Sequence[Claimant]) -> dict[str, list[int | None]]:
     least = len(found)
     return {
+        "dtprof": [c.claims.ours for c in found],
         "MPI": [c.claims.mpi for c in found],
         "NCCL": [_by_nccl(c.claims, least) for c in found],
         "environment": [c.claims.environment if c.claims.alone else None for c in found],
