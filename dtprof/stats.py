@@ -228,6 +228,7 @@ def student_sf(t: float, degrees: float) -> float:
     return half if t >= 0 else 1 - half
 
 
+@cache
 def student_quantile(alpha: float, degrees: float) -> float:
     """The t with P(T > t) = alpha, for alpha up to one half."""
     low, high = 0.0, 1.0
@@ -247,7 +248,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         return 1 - _incomplete_beta(b, a, 1 - x)
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
     value = 1.0
-    for n in range(400, 0, -1):
+    for n in range(200, 0, -1):
         m, odd = divmod(n, 2)
         if odd:
             d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))

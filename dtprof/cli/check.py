@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ class CheckCommand:
         result = check(args)
         write_outputs(result, args)
         if args.json:
-            print_json(result.to_document())
+            print_json({**result.to_document(), "recorded": int(time.time())})
         else:
             print_lines(lambda width: lines(result, width))
         return result.exit_code
