@@ -20,6 +20,7 @@ RAW = {
     "torch_profiler": ["trace.json.gz"],
     "ddp": ["ddp.jsonl", "collectives.jsonl"],
     "host": ["host.jsonl"],
+    "compile": ["compile.jsonl"],
     "memory": ["memory.jsonl"],
     "nvml": ["nvml.jsonl"],
     "flight_recorder": ["flight_recorder.json"],

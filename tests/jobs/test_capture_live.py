@@ -122,6 +122,7 @@ def test_one_slow_step_of_one_rank_has_all_ranks_capture_the_same_later_steps(ru
         assert describe(part).extra["anomaly"]["floor"] == 20
 
 
+@pytest.mark.slow
 def test_a_slow_file_system_of_one_rank_delays_no_collective_and_is_told(run, scripts, tmp_path):
     run(3, [str(scripts / "on_demand.py"), str(tmp_path), "slow_export"])
     facts = []
