@@ -124,7 +124,7 @@ class _Follower:
         self._session = None
         if launched.begun_by_script or active() is not None:
             return
-        plan = self.plan
+        plan = launched.plan() or self.plan
         launched.facts.update(seen.facts(), command=plan.command)
         self._session = Session(
             plan.out, plan.capture, plan.collectors, job=None, knobs=None, options=None, first_step=0,
