@@ -82,7 +82,8 @@ def live(allocations: Table, memory: Table, device: int) -> Live:
     born, died = pairs(address, size)
     phase, module = _labels(memory, device, allocations["ts"][mine])
     run = np.cumsum(np.append(0, phase[1:] != phase[:-1])) if len(phase) else phase
-    stacks = allocations.take(mine).text("stack")
+    stack = allocations["stack"][mine]
+    frames = [innermost(s) for s in allocations.values("stack")]
     names = memory.values("module")
     phases = tuple(PHASES[p] if p >= 0 else None for p in phase[born].tolist())
     freed_in = np.where(died < _NEVER, run[np.minimum(died, len(run) - 1)], -1) if len(run) else died
@@ -91,7 +92,8 @@ def live(allocations: Table, memory: Table, device: int) -> Live:
         for p, same, ever in zip(phases, freed_in == run[born], died < _NEVER, strict=True)
     )
     owner = tuple(
-        names[m] if m >= 0 else innermost(stacks[b]) for m, b in zip(module[born].tolist(), born.tolist(), strict=True)
+        names[m] if m >= 0 else frames[s] if s >= 0 else None
+        for m, s in zip(module[born].tolist(), stack[born].tolist(), strict=True)
     )
     return Live(born, died, size[born], category, phases, owner)
 
