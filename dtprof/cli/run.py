@@ -18,6 +18,8 @@ from dtprof.errors import DtprofError
 from dtprof.launch import Launch, Outcome, nsys, reach, run_launch
 from dtprof.launch.construct import target_of
 from dtprof.plugins import announced
+from dtprof.session.identity import identify, run_key
+from dtprof.session.launched import RUN_ID_FILE
 
 
 class RunCommand:
@@ -51,6 +53,8 @@ class RunCommand:
         stdout = sys.stderr.fileno() if args.json else None
         outcome, missing = _under_nsys(launch, stdout) if args.nsys else (run_launch(launch, stdout=stdout), "")
         found = _judge(launch, outcome, [missing] if missing else [])
+        if not args.json and identify().rank > 0:
+            return outcome.code
         try:
             _print(launch, outcome, found, args.json)
         except DtprofError as error:
@@ -73,7 +77,14 @@ def _launch(args: argparse.Namespace) -> Launch:
         collectors=names, given=given, anomaly=args.anomaly,
     )  # fmt: skip
     launch.check()
-    return launch if args.out else launch.at(next_folder())
+    if args.out:
+        return launch
+    # started by a launcher as one of its ranks, it must come to the same folder as the others
+    return launch.at(_folder_of_all() if identify().world_size > 1 else next_folder())
+
+
+def _folder_of_all() -> Path:
+    return Path("runs") / re.sub(r"[^\w.-]+", "-", run_key())
 
 
 def next_folder(base: str = "runs") -> Path:
@@ -116,7 +127,8 @@ def _under_nsys(launch: Launch, stdout: int | None) -> tuple[Outcome, str]:
 
 def _judge(launch: Launch, outcome: Outcome, also: list[str]) -> dict[str, Any]:
     """Say what the user must know beside the verdict (and ``also``); returns it for the document, too."""
-    recorded = any(launch.out.glob("part[0-9]*/part.json"))
+    # removed at the start, and left there by every process that begins to measure
+    recorded = (launch.out / RUN_ID_FILE).exists() and any(launch.out.glob("part[0-9]*/part.json"))
     problems = [*([outcome.problem] if outcome.problem else []), *also]
     if not recorded and outcome.code not in (126, 127):
         if outcome.told("session"):

@@ -15,6 +15,7 @@ import atexit
 import functools
 import gc
 import os
+import sys
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from typing import Any
@@ -103,7 +104,7 @@ class _Follower:
 
     def _enter(self, args: tuple[Any, ...]) -> None:
         """The optimizer that comes first in ``args`` is about to step."""
-        if self._pid != os.getpid():
+        if self._pid != os.getpid() and not _in_graph():
             self._begin_session()
         self.steps.enter(args[0])
         if self.steps.depth() > 1:
@@ -147,7 +148,7 @@ class _Follower:
             Finalize(None, self._end, exitpriority=10)
 
     def _end_step(self, kind: str | None) -> None:
-        if self._session is not None and active() is self._session:
+        if self._session is not None and active() is self._session and not _in_graph():
             launched.facts["optimizers"] = self.steps.pattern()
             self._session.step(kind=kind)
 
@@ -163,3 +164,9 @@ class _Follower:
 
 def _open(phase: Annotation) -> None:
     phase.__enter__()
+
+
+def _in_graph() -> bool:
+    """Is a CUDA graph being recorded? Nothing of ours may run into it."""
+    cuda: Any = sys.modules.get("torch.cuda")
+    return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())

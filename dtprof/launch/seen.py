@@ -60,12 +60,13 @@ def _layout(names: tuple[str, ...], ranks: Any, shape: tuple[int, ...]) -> Layou
 
 def _sharded() -> Iterable[dict[str, Any]]:
     """FSDP2: roots are the sharded modules that lie in no other."""
-    modules = list(_live("torch.distributed.fsdp", "FSDPModule"))
+    modules = _live("torch.distributed.fsdp", "FSDPModule")
+    known = set(map(id, modules))
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
     for root in modules:
         if id(root) in inner:
             continue
-        units = [child for child in root.modules() if any(child is other for other in modules)]
+        units = [child for child in root.modules() if id(child) in known]
         groups = [getattr(unit._get_fsdp_state(), "_fsdp_param_group", None) for unit in units]
         groups = [group for group in groups if group is not None]
         mesh = getattr(getattr(groups[0], "mesh_info", None), "mesh", None) if groups else None
@@ -79,11 +80,12 @@ def _sharded() -> Iterable[dict[str, Any]]:
 
 def _sharded_1() -> Iterable[dict[str, Any]]:
     """FSDP1."""
-    modules = list(_live("torch.distributed.fsdp", "FullyShardedDataParallel"))
+    modules = _live("torch.distributed.fsdp", "FullyShardedDataParallel")
+    known = set(map(id, modules))
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
     for root in modules:
         if id(root) not in inner:
-            units = [child for child in root.modules() if any(child is other for other in modules)]
+            units = [child for child in root.modules() if id(child) in known]
             yield {
                 "kind": "FSDP1", "module": type(root.module).__name__, "units": len(units),
                 "parameters": sum(p.numel() for p in root.parameters()),

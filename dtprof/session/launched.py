@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from dtprof.session.identity import process_group
+from dtprof.session.identity import process_group, run_key
 
 VARIABLE = "DTPROF_LAUNCH"
 MARKED, INFERRED = "marked by the script", "inferred from optimizer steps"
@@ -55,9 +55,12 @@ class Plan:
 
 def plan() -> Plan | None:
     """The plan under which this process runs; None where it was not started by ``dtprof run``, or the text is damaged."""
+    known = {f.name for f in fields(Plan)}
     try:
-        return Plan(**json.loads(os.environ[VARIABLE]))
-    except (KeyError, ValueError, TypeError):
+        told = json.loads(os.environ[VARIABLE])
+        # another version of dtprof may have written it
+        return Plan(**{key: value for key, value in told.items() if key in known})
+    except (KeyError, ValueError, TypeError, AttributeError):
         return None
 
 
@@ -75,31 +78,37 @@ def agree_on_run_id(asked: Plan) -> None:
     """Put the run's id where ``run_key`` finds it: the one that the first rank to come here left in the job's own store.
 
     One request to a store that the job has opened anyway, and no collective: nobody waits for another rank. Several
-    nodes without a common disk, each with its own ``dtprof run``, so come to one id. The id of the first attempt is
-    kept in the folder for the attempts that follow. Before there is a process group, ranks of other nodes are asked for
-    nothing: what the launcher's variables say is then the id (see ``run_key``).
+    nodes without a common disk, each with its own ``dtprof run``, so come to one id. It is kept in the folder, which
+    tells the launcher that a process was here, and later attempts which id to take. Before there is a process group,
+    ranks of other nodes are asked for nothing: what the launcher's variables say is then the id (see ``run_key``).
     """
-    if os.environ.get("DTPROF_RUN_ID"):
-        return
     kept = os.path.join(asked.out, RUN_ID_FILE)
-    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    agreed = (_read(kept) if restarted else "") or asked.run_id
-    dist = process_group()
-    if dist is None and os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", "1"):
-        return
-    if dist is not None and dist.get_world_size() > 1:
-        try:
-            store = dist.distributed_c10d._get_default_store()
-            agreed = store.compare_set(_STORE_KEY, "", agreed).decode() or agreed
-        except Exception as error:  # noqa: BLE001 - stores differ in what they can do and raise
-            facts["run_id"] = f"not agreed with other nodes ({type(error).__name__}: {error})"
-    os.environ["DTPROF_RUN_ID"] = agreed
+    if not os.environ.get("DTPROF_RUN_ID"):
+        agreed = _agreed(asked, kept)
+        if agreed:
+            os.environ["DTPROF_RUN_ID"] = agreed
     try:
         os.makedirs(asked.out, exist_ok=True)
         with open(kept, "w", encoding="utf-8") as file:
-            file.write(agreed)
+            file.write(run_key())
     except OSError:
         return
+
+
+def _agreed(asked: Plan, kept: str) -> str:
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    agreed = (_read(kept) if restarted else "") or asked.run_id
+    dist = process_group()
+    if dist is None:
+        elsewhere = os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1"))
+        return "" if elsewhere else agreed
+    if dist.get_world_size() > 1:
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            return store.compare_set(_STORE_KEY, "", agreed).decode() or agreed
+        except Exception as error:  # noqa: BLE001 - stores differ in what they can do and raise
+            facts["run_id"] = f"not agreed with other nodes ({type(error).__name__}: {error})"
+    return agreed
 
 
 def _read(path: str) -> str:
