@@ -147,15 +147,21 @@ class Readings:
             except self._nvml.NVMLError as error:
                 self._count(name, error)
                 continue
+            except AttributeError:  # a function that this version of pynvml does not have
+                self._drop(name)
+                continue
             self._misses[name] = 0
             got |= {key: _SCALE.get(key, 1) * value for key, value in numbers.items() if value not in _ABSENT}
         return got
 
+    def _drop(self, name: str) -> None:
+        del self._active[name]
+        self.unsupported.append(name)
+
     def _count(self, name: str, error: Any) -> None:
         nvml = self._nvml
         if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT):
-            del self._active[name]
-            self.unsupported.append(name)
+            self._drop(name)
             return
         self._misses[name] = self._misses.get(name, 0) + 1
         if self._misses[name] >= GIVE_UP_AFTER or error.value == nvml.NVML_ERROR_NO_PERMISSION:

@@ -18,7 +18,7 @@ from typing import Any
 from dtprof.protocols import Collector, Context, Status
 from dtprof.schema import TABLES
 from dtprof.table import Table
-from dtprof.testing.watch import settings, writes_outside
+from dtprof.testing.watch import changed, settings, writes_outside
 
 STEPS = 5
 # (capture, first step): inside the steps, from their first one, none, beyond their end, of a job that was resumed
@@ -123,8 +123,7 @@ def _one_life(made: Any, context: Context) -> Iterator[str]:
         trying(found, "stop", made.stop)
         trying(found, "a second stop", made.stop)
     yield from found
-    after = settings()
-    yield from (f"{name}: not as before start" for name in before if before[name] != after[name])
+    yield from (f"{name}: not as before start" for name in changed(before))
     if printed.getvalue():
         yield f"it prints to stdout: {printed.getvalue()[:80]!r}"
     yield from (f"{WRITES}: {path}" for path in written)
@@ -211,8 +210,8 @@ def a_folder_that_has_gone(candidate: Candidate) -> list[str]:
                 continue
             except BaseException as error:  # noqa: BLE001 - this one would pass the session and end the job
                 found.append(f"{what} raised {type(error).__name__} where its folder has gone: that ends the job")
-        after = settings()
-    return found + [f"{n}: not as before a start that failed" for n in before if before[n] != after[n] and "working" not in n]
+        left = [name for name in changed(before) if name != "the working directory"]
+    return found + [f"{name}: not as before a start that failed" for name in left]
 
 
 def its_cost(candidate: Candidate) -> list[str]:

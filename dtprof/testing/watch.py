@@ -19,6 +19,7 @@ _CHANGES = {
     "os.mkdir": (0,), "os.rmdir": (0,), "os.remove": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
     "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,),
 }  # fmt: skip
+_THREADS = "threads"
 _allowed: Path | None = None
 _written: list[str] = []
 _installed = False
@@ -69,10 +70,18 @@ def _note(path: Any, dir_fd: Any = None) -> None:
         _written.append(full)
 
 
+def changed(before: dict[str, Any]) -> list[str]:
+    """Names of the settings that are not as they were, and of threads that were not there and keep the process alive."""
+    after = settings()
+    new = [t.name for t in threading.enumerate() if not t.daemon and t not in before[_THREADS]]
+    names = [name for name, value in before.items() if name != _THREADS and after[name] != value]
+    return names + [f"the thread {name}, which keeps the process alive" for name in new]
+
+
 def settings() -> dict[str, Any]:
     """What a collector has to leave, or put back, as it found it: name -> value."""
     return {
-        "threads that keep the process alive": sorted(t.name for t in threading.enumerate() if not t.daemon),
+        _THREADS: set(threading.enumerate()),
         "gc.callbacks": list(gc.callbacks),
         "the garbage collector's state": (gc.isenabled(), gc.get_threshold()),
         "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals()},

@@ -132,11 +132,11 @@ def disk(runs: Path) -> list[Item]:
     """Space and speed of the folder that runs are written into, or of the nearest one above it that exists."""
     gives = "raw files of a run: up to 64 MiB a collector and rank, and the traces"
     folder = runs.absolute()
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    about = os.statvfs(folder)
-    free = about.f_bavail * about.f_frsize
     try:
+        while not folder.is_dir() and folder != folder.parent:
+            folder = folder.parent
+        about = os.statvfs(folder)
+        free = about.f_bavail * about.f_frsize
         speed = _write_speed(folder, min(WRITE_BYTES, free // 4))
     except OSError as error:
         get = "give a folder that can be written to: --out DIR"

@@ -13,13 +13,13 @@ from dtprof.report.text_layout import wrap
 STYLES = {"ok": "green", "limited": "yellow", "missing": "red", "absent": "dim", "unknown": "yellow"}
 TITLES = {"training": "Training", "counters": "GPU counters", "system": "System", "disk": "Disk", "tools": "Tools"}
 _STATE, _NAME = 9, 14
-_WIDEST = 100
+_NARROWEST, _WIDEST = 50, 100
 
 
 def show(found: Mapping[str, Any]) -> None:
     """Print it, as wide as the terminal and no wider than is readable."""
     console = Console(highlight=False)
-    for line in lines(found, min(console.width, _WIDEST)):
+    for line in lines(found, max(_NARROWEST, min(console.width, _WIDEST))):
         console.print(line, soft_wrap=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def tools() -> list[Item]:
         _package("nvtx", "nvtx", "ranges of dtprof.annotate in Nsight Systems"),
         _program("nsys", "nsight-systems", "nsight-systems", "timelines of Nsight Systems; turning .nsys-rep into SQLite"),
         _program("perf", "linux-perf", "perf", "where processor time goes below Python"),
-        _program("ip", "iproute2", "iproute", "networks with a rate and a delay on one machine: dtprof job --lab"),
+        _lab(),
         _program(compiler or "gcc", "gcc libc6-dev python3-dev", "gcc python3-devel", "the C trace scanner; torch.compile"),
         Item(
             TOOLS, "C scanner", "ok" if scanner else "missing", "built" if scanner else "not built: traces are read in Python",
@@ -107,6 +108,16 @@ def tools() -> list[Item]:
         ),
         _package("streamlit", "streamlit", "the web page: dtprof dashboard"),
     ]  # fmt: skip
+
+
+def _lab() -> Item:
+    """The lab makes network namespaces, which takes root."""
+    item = _program("ip", "iproute2", "iproute", "networks with a rate and a delay on one machine: dtprof job --lab")
+    if item.state == "ok" and os.geteuid() != 0:
+        return replace(
+            item, state="limited", found=f"{item.found}; namespaces are for root only", get="sudo dtprof job ddp --lab rate=1gbit"
+        )
+    return item
 
 
 def _package(name: str, package: str, gives: str) -> Item:

@@ -304,3 +304,19 @@ def test_versions_as_numbers(text, expected):
 
 def test_items_are_plain():
     assert Item("s", "n", "ok", "f", "g").get is None
+
+
+def test_a_folder_that_may_not_even_be_looked_into_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(machine.Path, "is_dir", refuse)
+    (item,) = machine.disk(tmp_path / "closed" / "runs")
+    assert (item.state, "Permission denied" in item.found) == ("missing", True)
+
+
+@pytest.mark.parametrize(("user", "state"), [(0, "ok"), (1000, "limited")])
+def test_the_lab_is_for_root(monkeypatch, user, state):
+    monkeypatch.setattr(software, "program_version", lambda name: "6.1")
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert by_name(software.tools())["ip"].state == state

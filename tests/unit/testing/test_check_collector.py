@@ -212,7 +212,7 @@ SHARED = Good()
         (Leaves, "gc.callbacks: not as before"),
         (Handles, "signal handlers: not as before"),
         (SetsEnvironment, "the environment: not as before"),
-        (Thread, "threads that keep the process alive"),
+        (Thread, "which keeps the process alive"),
         (NoJson, "cannot be written as JSON"),
         (BelievesItsFile, "where good.txt is followed by junk"),
         (NeedsItsFile, "where good.txt is gone raised FileNotFoundError"),
