@@ -59,7 +59,7 @@ def gate_result(trial: Trial, pairs: Sequence[Pair], *, title: str, cause: Cause
     if cause is not None:
         headline = f"{word}: {text}; {cause.text}"
     noise = f"noise of a pair {percent(trial.noise)}; {counted(trial.allowed, 'pair')} {sees(trial)}"
-    notes = [*trial.notes]
+    notes = []
     if trial.outcome != "inconclusive":
         notes.insert(0, noise)
     elif trial.refused:
@@ -117,4 +117,4 @@ def aa_result(trial: Trial, pairs: Sequence[Pair], *, title: str) -> Result:
         outcome, headline = "pass", f"PASS: A/A, {text}"
     row = Row(METRIC, outcome, text)
     document = {**gate_document(trial, pairs, None), "aa": True, "detectable_with": {str(n): v for n, v in reach.items()}}
-    return Result(title, outcome, headline, (row,), trial.notes, document)
+    return Result(title, outcome, headline, (row,), (), document)

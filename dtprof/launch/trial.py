@@ -10,6 +10,7 @@ import math
 import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -74,8 +75,7 @@ class Trial:
     """What the pairs said. ``first`` and ``repeated`` are durations (n x 2: baseline, candidate) in the unit measured.
 
     ``decision`` is of the first pairs, in the plan's direction: with direction -1 its shares are baseline / candidate - 1.
-    ``noise`` is the deviation of ln(candidate / baseline); ``sees`` the change that all the pairs allowed would
-    detect four times in five. ``refused``: stopped because they could not detect what was asked for.
+    ``refused``: stopped because they could not detect what was asked for.
     """
 
     outcome: Outcome
@@ -84,17 +84,37 @@ class Trial:
     allowed: int
     decision: Decision
     first: Floats
-    repeated: Floats
-    noise: float
-    sees: float
-    needed: int | None = None
+    repeated: Floats = field(default_factory=lambda: np.empty((0, 2)))
     refused: bool = False
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def differences(self) -> Floats:
         """ln(candidate / baseline) of the first pairs."""
         return differences_of(self.first)
+
+    @property
+    def noise(self) -> float:
+        """Deviation of the differences: the noise of one pair."""
+        return spread(self.differences)
+
+    @cached_property
+    def sees(self) -> float:
+        """The change that all the pairs allowed detect four times in five, in the plan's direction."""
+        plan, found = self.plan, self.plan.direction * self.differences
+        most = 3 if plan.early else 1
+        return detectable(
+            found, self.allowed, margin=plan.margin, alpha=plan.alpha, power=POWER, most=most, confirm=plan.confirm
+        )
+
+    @cached_property
+    def needed(self) -> int | None:
+        """Pairs that would detect what was asked for, or else what was estimated; None where that is within the margin."""
+        plan, found = self.plan, self.plan.direction * self.differences
+        aim = plan.detect if plan.detect is not None else self.decision.estimate
+        if self.outcome != "inconclusive" or aim <= plan.margin:
+            return None
+        most = 3 if plan.early else 1
+        return pairs_for(found, aim, margin=plan.margin, alpha=plan.alpha, power=POWER, most=most, confirm=plan.confirm)
 
 
 def differences_of(durations: Floats) -> Floats:
@@ -123,7 +143,7 @@ def run_trial(measure: Measure, plan: Plan, say: Say = lambda _: None) -> Trial:
     first = np.array(durations)
     if decision.outcome == "fail" and plan.confirm:
         return _repeat(measure, plan, allowed, decision, first, say)
-    return _trial(plan, allowed, decision, first, decision.outcome, _reason(plan, decision))
+    return Trial(decision.outcome, _reason(plan, decision), plan, allowed, decision, first)
 
 
 def _gather(measure: Measure, durations: list[tuple[float, float]], count: int) -> None:
@@ -149,7 +169,7 @@ def _allowed(plan: Plan, first_s: float) -> int:
 def _refused(plan: Plan, allowed: int, decision: Decision, durations: list[tuple[float, float]]) -> Trial | None:
     """Stop after the first look where even all the pairs would not detect what was asked for."""
     first = np.array(durations)
-    found = _trial(plan, allowed, decision, first, "inconclusive", "")
+    found = Trial("inconclusive", "", plan, allowed, decision, first)
     if plan.detect is None or found.sees <= plan.detect:
         return None
     ways = [f"--detect {_up(found.sees)} is possible"]
@@ -175,23 +195,9 @@ def _repeat(measure: Measure, plan: Plan, allowed: int, decision: Decision, firs
     repeated = np.array(again)
     second = decide(plan.direction * differences_of(repeated), plan.margin, CONFIRM_ALPHA)
     if second.outcome == "fail":
-        return _trial(plan, allowed, decision, first, "fail", _reason(plan, decision), repeated)
+        return Trial("fail", _reason(plan, decision), plan, allowed, decision, first, repeated)
     reason = f"a failure that did not repeat: {_words(plan, decision)} at first, {_words(plan, second)} again"
-    return _trial(plan, allowed, decision, first, "inconclusive", reason, repeated)
-
-
-def _trial(
-    plan: Plan, allowed: int, decision: Decision, first: Floats, outcome: Outcome, reason: str, repeated: Floats | None = None
-) -> Trial:
-    again = np.empty((0, 2)) if repeated is None else repeated
-    found = plan.direction * differences_of(first)
-    most = 3 if plan.early else 1
-    sees = detectable(found, allowed, margin=plan.margin, alpha=plan.alpha, power=POWER, most=most, confirm=plan.confirm)
-    aim = plan.detect if plan.detect is not None else decision.estimate
-    needed = None
-    if outcome == "inconclusive" and aim > plan.margin:
-        needed = pairs_for(found, aim, margin=plan.margin, alpha=plan.alpha, power=POWER, most=most, confirm=plan.confirm)
-    return Trial(outcome, reason, plan, allowed, decision, first, again, spread(found), sees, needed)
+    return Trial("inconclusive", reason, plan, allowed, decision, first, repeated)
 
 
 def _words(plan: Plan, decision: Decision) -> str:
