@@ -1,5 +1,7 @@
 """The real ``nsys stats`` on what we write says what dtprof's tables say, to the nanosecond."""
 
+import csv
+import subprocess
 from collections import Counter, defaultdict
 
 import pytest
@@ -155,3 +157,15 @@ def test_made_runs(tmp_path, stats, name):
 @pytest.mark.parametrize("name", [n for n in SHAPES if n not in ("pipeline_batches", "cuda_graph", "simulated", "gloo_cpu")])
 def test_other_made_runs(tmp_path, stats, name):
     check(matched(SHAPES[name]()), tmp_path / "out", stats)
+
+
+def test_analyze_runs(nsys, truth, tmp_path):
+    run = dtprof.open_run(truth / "traces" / "kineto" / "dlrm_8rank_v100")
+    NsysExporter().write(run, tmp_path)
+    words = [nsys, "analyze", "--quiet", "--force-overwrite", "true", "--format", "csv", "--rule", "cuda-sync-api"]
+    (database,) = tmp_path.glob("*rank00000.sqlite")
+    done = subprocess.run([*words, str(database)], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = sorted(int(row["Duration (ns)"]) for row in csv.DictReader(done.stdout.strip().splitlines()))
+    calls = [e["dur"] for e in Part(run, run.parts[0]).calls if "Synchronize" in e["name"]]
+    assert found == sorted(calls)

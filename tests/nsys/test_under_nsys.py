@@ -75,11 +75,11 @@ def test_a_ddp_job_by_dtprof_run(nsys, tmp_path):
             ranges = events.take(events.is_("name", phase) & events.is_("kind", "range"))
             assert set(ranges["step"].tolist()) == {0, 1, 2, 3, 4, 5}, phase
             assert set(ranges.text("phase")) == {phase}
-    # the same steps as the job's own clock measured, within a tenth of a millisecond
+    # the same steps by the job's own clock, which leaves out what the collectors do between steps
     recorded = dtprof.open_run(tmp_path / "run")
     mine = {(p.rank, int(s)): int(d) for p in recorded.parts for s, d in times(recorded, p)}
     theirs = {(p.rank, int(s)): int(d) for p in run.parts for s, d in times(run, p)}
-    assert all(abs(theirs[key] - mine[key]) < max(0.02 * mine[key], 1_000_000) for key in mine if key[1] > 0)
+    assert all(-1_000_000 < theirs[key] - mine[key] < 0.1 * mine[key] + 50_000_000 for key in mine if key[1] > 0)
 
 
 def times(run, part):
