@@ -10,9 +10,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+# what int64 and int32 columns hold, with room for sums of two: the kinds of a line's fields
+Int64 = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
+Int32 = Annotated[int, msgspec.Meta(gt=-(2**31), lt=2**31)]
 
 CAP_BYTES = 64 << 20
 BUFFER_BYTES = 64 << 10

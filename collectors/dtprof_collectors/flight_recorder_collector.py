@@ -20,7 +20,6 @@ from dtprof.run import quality_rows
 from dtprof.table import Table
 from dtprof_collectors import flight_recorder
 from dtprof_collectors.flight_recorder_files import entries_of, read_dump
-from dtprof_collectors.flight_recorder_reader import quality_of, recorded
 
 FILE = "flight_recorder.json"
 KEEP = 5000
@@ -57,6 +56,9 @@ class FlightRecorderCollector:
 
     def tables(self, folder: Path) -> Mapping[str, Table]:
         """``quality``: operations that had not ended, and a damaged file."""
+        # the reading half of dtprof is not loaded in a training job
+        from dtprof_collectors.flight_recorder_reader import quality_of, recorded
+
         path = folder / FILE
         if not path.exists():
             return {}

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from dtprof.errors import InputError
-from dtprof.ingest.lines import Int64
+from dtprof.jsonl import Int64
 
 HEAD_BYTES = 64 << 10
 _PICKLE = re.compile(rb"^\x80[\x02-\x05]")

@@ -27,6 +27,7 @@ from dtprof.table import Table
 FILE = "nccl_debug.log"
 CAP_BYTES = 4 << 20
 MOST_WARNINGS = 20
+MOST_RANKS = 2**20
 HEAD = re.compile(
     r"(?P<host>[^\s:\[\]]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<device>\d+|-1)\] (?:[^\s]+ )?NCCL (?P<level>INFO|WARN) ?"
 )
@@ -149,6 +150,8 @@ def _take(process: Process, text: str) -> None:
 
 
 def _communicator(process: Process, said: re.Match[str], text: str) -> None:
+    if not int(said[2]) < int(said[3]) <= MOST_RANKS:
+        return
     known = process.communicators.setdefault(said[1], {"rank": int(said[2]), "n_ranks": int(said[3])})
     if identity := _ID.search(text):
         known["id"] = identity[1]

@@ -21,8 +21,7 @@ from typing import Any
 import msgspec
 
 from dtprof.catalogue.collectives import operation
-from dtprof.ingest.lines import Int64
-from dtprof.jsonl import read_lines
+from dtprof.jsonl import Int64, read_lines
 from dtprof.protocols import Context
 from dtprof.run import quality_rows
 from dtprof.table import Table
@@ -31,6 +30,7 @@ FILE = "nccl_inspector.jsonl"
 CAP_BYTES = 64 << 20
 _ENDINGS = (".log", ".json", ".jsonl")
 _LONGEST_US = 10**12
+MOST_RANKS = 2**20
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -100,19 +100,20 @@ def operation_of(row: Mapping[str, Any]) -> Operation | None:
     except msgspec.ValidationError:
         return None
     prefix, perf = next(((k[:-5], v) for k, v in row.items() if k.endswith("_perf") and isinstance(v, dict)), ("", {}))
-    name, written = perf.get(prefix), line.metadata.dump_timestamp_us
+    name, written, header = perf.get(prefix), _whole(line.metadata.dump_timestamp_us), line.header
     traced = perf.get("event_trace_ts")
     start_us = _whole(traced.get(f"{prefix}_start_ts")) if isinstance(traced, dict) else None
-    if not isinstance(name, str) or line.header.n_ranks < 1 or (written is None and start_us is None):
+    in_range = 0 <= header.rank < header.n_ranks <= MOST_RANKS
+    if not isinstance(name, str) or not in_range or (written is None and start_us is None):
         return None
     took = _number(perf.get(f"{prefix}_exec_time_us"))
     dur = round(took * 1000) if took is not None and 0 < took < _LONGEST_US else None
     algbw = _number(perf.get(f"{prefix}_algobw_gbs", perf.get(f"{prefix}_algbw_gbs")))
     op = operation(name)
-    size, side = _sides(op, _whole(perf.get(f"{prefix}_msg_size_bytes")), line.header.n_ranks, algbw, dur)
+    size, side = _sides(op, _whole(perf.get(f"{prefix}_msg_size_bytes")), header.n_ranks, algbw, dur)
     start = start_us * 1000 if start_us is not None else (written or 0) * 1000 - (dur or 0)
     return Operation(
-        op=op, name=name, communicator=str(line.header.id), rank=line.header.rank, n_ranks=line.header.n_ranks,
+        op=op, name=name, communicator=str(header.id), rank=header.rank, n_ranks=header.n_ranks,
         seq=_whole(perf.get(f"{prefix}_sn")), size=size, side=side, start=start, dur=dur, algbw=algbw,
         busbw=_number(perf.get(f"{prefix}_busbw_gbs")), timed_by=str(perf.get(f"{prefix}_timing_source") or ""),
         traced=start_us is not None, host=line.metadata.hostname, pid=line.metadata.pid,
@@ -126,6 +127,8 @@ def _sides(op: str, told: int | None, n: int, algbw: float | None, dur: int | No
     """
     if told is None or op not in ("all_gather", "reduce_scatter"):
         return told, told
+    if told * n >= 2**62:
+        return None, None
     moved = algbw * dur if algbw and dur else told * n
     return (told, told // n) if abs(moved - told) <= abs(moved - told * n) else (told * n, told)
 

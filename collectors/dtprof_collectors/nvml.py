@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from dtprof.epoch import epoch_ns
-from dtprof.jsonl import Appender, read_lines
+from dtprof.jsonl import Appender, Int32, Int64, read_lines
 from dtprof.protocols import Context
 from dtprof.run import quality_rows
 from dtprof.table import Table
@@ -43,8 +43,8 @@ _LONGEST_INTERVAL_S = 3600.0
 class NvmlLine(msgspec.Struct, kw_only=True):
     """One tick: Unix ns, the process's number of the device, and what NVML gave (``nvml_readings.UNITS``)."""
 
-    ts: int
-    device: int
+    ts: Int64
+    device: Int32
     values: dict[str, float]
 
 

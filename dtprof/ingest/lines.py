@@ -6,9 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-# well inside what int64 and int32 columns hold
-Int64 = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
-Int32 = Annotated[int, Meta(gt=-(2**31), lt=2**31)]
+from dtprof.jsonl import Int32 as Int32
+from dtprof.jsonl import Int64 as Int64
 
 
 class StepLine(Struct, kw_only=True):

@@ -115,7 +115,10 @@ def _lab() -> Item:
     item = _program("ip", "iproute2", "iproute", "networks with a rate and a delay on one machine: dtprof job --lab")
     if item.state == "ok" and os.geteuid() != 0:
         return replace(
-            item, state="limited", found=f"{item.found}; namespaces are for root only", get="sudo dtprof job ddp --lab rate=1gbit"
+            item,
+            state="limited",
+            found=f"{item.found}; namespaces are for root only",
+            get="sudo dtprof job ddp --lab rate=1gbit",
         )
     return item
 

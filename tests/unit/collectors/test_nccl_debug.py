@@ -148,6 +148,12 @@ def test_what_is_no_log_of_nccl(tmp_path, data):
     assert not NcclDebugReader().sniff(tmp_path / "log")
 
 
+@pytest.mark.parametrize("said", ["rank 4 nranks 4", f"rank 0 nranks {10**12}"])
+def test_a_rank_that_cannot_be_is_passed_over(said):
+    (process,) = parse([f"n0:1:2 [0] NCCL INFO comm 0x1 {said} cudaDev 0"])
+    assert (process.rank, process.communicators) == (None, {})
+
+
 def test_where_nccl_writes(tmp_path):
     assert debug_file({}, "n0", 7) is None
     assert debug_file({"NCCL_DEBUG_FILE": "stdout"}, "n0", 7) is None

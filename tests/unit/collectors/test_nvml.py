@@ -254,10 +254,13 @@ def test_without_pynvml_the_install_command_is_given(job, tmp_path):
 
 
 def test_torn_lines_are_counted(tmp_path):
-    (tmp_path / "nvml.jsonl").write_text('{"ts":1,"device":0,"values":{"sm_clock":5}}\n{"ts":2,"dev\n{"ts":1,"values":[]}\n')
+    (tmp_path / "nvml.jsonl").write_text(
+        '{"ts":1,"device":0,"values":{"sm_clock":5}}\n{"ts":2,"dev\n{"ts":1,"values":[]}\n{"ts":%d,"device":0,"values":{}}\n'
+        % 2**70
+    )
     tables = NvmlCollector().tables(tmp_path)
     assert tables["samples"].row(0) == {"ts": 1, "metric": "sm_clock", "value": 5.0, "unit": "MHz", "device": 0}
-    assert tables["quality"].row(0)["count"] == 2
+    assert tables["quality"].row(0)["count"] == 3
 
 
 @pytest.mark.parametrize(
