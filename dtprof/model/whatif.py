@@ -15,6 +15,7 @@ from dtprof.model.ddp.observe import Seen, observe
 from dtprof.model.ddp.predict import Change, DdpModel, cost_of_run
 from dtprof.model.on_device import predict as predict_on_device
 from dtprof.model.outcome import Outcome, withheld
+from dtprof.model.pipeline.whatif import predict as predict_pipeline
 from dtprof.run import Run
 from dtprof.schema import DEVICE_KINDS
 
@@ -34,6 +35,8 @@ def what_if(run: Run, edits: Sequence[Edit], calibration: Path | None = None) ->
         raise InputError("no edit to predict", "give --set KEY=VALUE")
     if _on_device(run):
         return predict_on_device(run, edits)
+    if any(edit.key.startswith("pipeline.") for edit in edits):
+        return predict_pipeline(run, edits)
     seen = observe(run)
     if isinstance(seen, str):
         return withheld(edits, (f"{seen}; a CPU job is modelled by its DDP steps",))

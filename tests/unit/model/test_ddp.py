@@ -203,9 +203,13 @@ class TestClosedLoop:
         steps = [s.dur_ns for p in study_of(again).result("accounting").parts for s in p.steps]
         base = found.predicted_ns - found.measured_ns
         before = [s.dur_ns for p in study_of(run).result("accounting").parts for s in p.steps]
-        assert np.median(steps) - np.median(before) == pytest.approx(base, abs=found.replay_error * found.measured_ns + 0.1 * MS)
+        assert np.median(steps) - np.median(before) == pytest.approx(
+            base, abs=found.replay_error * found.measured_ns + 0.1 * MS
+        )
         assert len(again.table("collectives")) == len(assign(SIZES, range(16), Caps.of(2))) * 6
-        assert DdpModel(observe(again), COST).predict(Change(caps=Caps.of(2))).step_ns == pytest.approx(np.median(steps), rel=0.005)
+        assert DdpModel(observe(again), COST).predict(Change(caps=Caps.of(2))).step_ns == pytest.approx(
+            np.median(steps), rel=0.005
+        )
 
     @pytest.mark.parametrize(
         ("edit", "reason"),

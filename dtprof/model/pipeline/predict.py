@@ -1,0 +1,139 @@
+"""What another schedule, or other micro-batches, would make of a measured pipeline step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.model.pipeline.observe import SeenPipeline
+from dtprof.model.pipeline.schedules import Action, Kind, Order, order
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule to simulate: actions of each rank, number of stages, and ns of each (kind, stage)."""
+
+    actions: Order
+    stages: int
+    takes: Mapping[tuple[Kind, int], float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Step and bubble of a simulated plan, ns and share of the ranks' time; ``spans``: when each action runs."""
+
+    step_ns: float
+    bubble: float
+    spans: dict[Action, tuple[float, float]]
+
+
+def simulate(seen: SeenPipeline, plan: Plan) -> Result:
+    """Run a plan: an action begins when its rank has done the one before and what it needs has arrived.
+
+    ValueError where the order deadlocks.
+    """
+    todo = {rank: list(actions) for rank, actions in plan.actions.items()}
+    free = dict.fromkeys(todo, seen.head - seen.between)
+    spans: dict[Action, tuple[float, float]] = {}
+    busy = 0.0
+    while any(todo.values()):
+        before = sum(map(len, todo.values()))
+        for rank, actions in todo.items():
+            while actions and (there := _there(actions[0], spans, plan.stages, seen)) is not None:
+                action = actions.pop(0)
+                start = max(free[rank] + seen.between, there)
+                free[rank] = start + plan.takes[action.kind, action.stage]
+                busy += plan.takes[action.kind, action.stage]
+                spans[action] = start, free[rank]
+        if sum(map(len, todo.values())) == before:
+            raise ValueError("the order of the passes deadlocks")
+    last = max(free.values())
+    whole = (last - seen.head) * len(todo)
+    return Result(last + seen.tail, (whole - busy) / whole if whole else 0.0, spans)
+
+
+def _there(action: Action, spans: dict[Action, tuple[float, float]], stages: int, seen: SeenPipeline) -> float | None:
+    """When what an action needs has arrived; None where it has not been made yet."""
+    kind, stage, micro = action
+    own: list[Action] = [Action("F", stage, micro)] if kind in "BI" else [Action("I", stage, micro)] if kind == "W" else []
+    times = [spans[a][1] for a in own if a in spans]
+    if len(times) < len(own):
+        return None
+    other = stage - 1 if kind == "F" else stage + 1
+    if kind in "FBI" and 0 <= other < stages:
+        names: tuple[Kind, ...] = ("F",) if kind == "F" else ("B", "I")
+        sent = [spans[a][1] for k in names if (a := Action(k, other, micro)) in spans]
+        if not sent:
+            return None
+        times.append(sent[0] + seen.message)
+    return max(times, default=0.0)
+
+
+def measured_plan(seen: SeenPipeline) -> Plan:
+    """The schedule as it was run."""
+    return Plan(seen.orders, seen.stages, seen.takes)
+
+
+def changed_plan(
+    seen: SeenPipeline, schedule: str | None, microbatches: int | None, per_rank: int | None, even: bool = False
+) -> Plan:
+    """The plan of a change. ValueError says why it cannot be made.
+
+    A stage that is parted goes into equal pieces; a backward pass that is parted takes half of its time for the input and half
+    for the weights, and on the first stage, whose input needs no gradient, all of it for the weights. The batch
+    is held: passes of other micro-batches take time in proportion to their size.
+    """
+    ranks = len(seen.ranks)
+    have = seen.stages // ranks
+    name = schedule or _schedule_of(seen)
+    count = microbatches or seen.microbatches
+    wanted = per_rank or ((have if have > 1 else 2) if name in ("interleaved", "zero-bubble") else 1)
+    if wanted % have and have % wanted:
+        raise ValueError(f"{have} stages per rank cannot become {wanted}")
+    if have > 1 and wanted != have and seen.stages != ranks * have:
+        raise ValueError("the ranks have different numbers of stages")
+    actions = order(name, ranks, count, wanted)
+    stages = ranks * wanted
+    takes = _takes(seen, stages, name == "zero-bubble", even)
+    return Plan(actions, stages, {key: value * seen.microbatches / count for key, value in takes.items()})
+
+
+def _schedule_of(seen: SeenPipeline) -> str:
+    """The schedule that was run, by its order."""
+    ranks = len(seen.ranks)
+    for name in ("1f1b", "gpipe", "interleaved", "zero-bubble"):
+        try:
+            if order(name, ranks, seen.microbatches, seen.stages // ranks) == seen.orders:
+                return name
+        except ValueError:
+            continue
+    raise ValueError("the schedule that was run is none that is modelled; name one with pipeline.schedule")
+
+
+def _takes(seen: SeenPipeline, stages: int, parted: bool, even: bool) -> dict[tuple[Kind, int], float]:
+    forward, backward = _per_stage(seen, "F", stages, even), _per_stage(seen, "B", stages, even)
+    out: dict[tuple[Kind, int], float] = {}
+    for stage in range(stages):
+        out["F", stage] = forward[stage]
+        if parted:
+            share = 0.5 if stage else 0.0
+            out["I", stage], out["W", stage] = share * backward[stage], (1 - share) * backward[stage]
+        else:
+            out["B", stage] = backward[stage]
+    return out
+
+
+def _per_stage(seen: SeenPipeline, kind: Kind, stages: int, even: bool) -> list[float]:
+    """Time of one direction in each of ``stages`` equal pieces of the model; a parted backward pass counts whole."""
+    whole = [
+        seen.takes[kind, s] if (kind, s) in seen.takes else seen.takes.get(("I", s), 0.0) + seen.takes.get(("W", s), 0.0)
+        for s in range(seen.stages)
+    ]
+    if even:
+        return [float(np.sum(whole)) / stages] * stages
+    along = np.concatenate([[0.0], np.cumsum(whole)])
+    edges = np.interp(np.linspace(0, seen.stages, stages + 1), np.arange(seen.stages + 1), along)
+    pieces: list[float] = np.diff(edges).tolist()
+    return pieces
