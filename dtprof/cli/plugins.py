@@ -35,6 +35,7 @@ def built_in() -> list[Plugin]:
     from dtprof import __version__
     from dtprof.advise.rules import RULES
     from dtprof.analyse import ANALYSES
+    from dtprof.export import EXPORTERS
     from dtprof.ingest import READERS
 
     def one(group: str, name: str, thing: Any) -> Plugin:
@@ -45,6 +46,7 @@ def built_in() -> list[Plugin]:
         *(one("readers", reader.name, reader) for reader in READERS),
         *(one("analyses", name, analysis) for name, analysis in ANALYSES.items()),
         *(one("rules", rule.id, rule) for rule in RULES),
+        *(one("exporters", exporter.name, exporter) for exporter in EXPORTERS),
         *(Plugin("commands", name, "dtprof", __version__, target, target) for name, (target, _) in BUILT_IN.items()),
     ]
 
