@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dtprof.cli.output import until_reader_leaves
 from dtprof.edits import Edit, parse_edits
-from dtprof.errors import DtprofError
 from dtprof.launch import Launch, Outcome, nsys, reach, run_launch
 from dtprof.launch.construct import target_of
-from dtprof.plugins import announced
+from dtprof.plugins import announced, attempt
 from dtprof.session.identity import identify, run_key
 from dtprof.session.launched import RUN_ID_FILE
 
@@ -55,15 +55,12 @@ class RunCommand:
         found = _judge(launch, outcome, [missing] if missing else [])
         if not args.json and identify().rank > 0:
             return outcome.code
-        try:
-            _print(launch, outcome, found, args.json)
-        except DtprofError as error:
-            _say(str(error))
-        except Exception as fault:
-            # a fault of the report must not take the place of the job's exit code
-            if args.debug:
-                raise
-            _say(f"the report failed ({type(fault).__name__}: {fault}); try dtprof report {launch.out} --debug")
+        # a fault of the report must not take the place of the job's exit code
+        _, problem = attempt(lambda: _print(launch, found, args.json))
+        if problem:
+            _say(f"{problem}; see dtprof report {launch.out} --debug")
+            if args.json:
+                _write({"schema": 1, "run": {**found, "problems": [*found["problems"], problem]}})
         return outcome.code
 
 
@@ -157,19 +154,19 @@ def _idle(launch: Launch, outcome: Outcome) -> list[Edit]:
     return [edit for edit in launch.edits if not any(text.startswith(f"{edit}:") for text in told)]
 
 
-def _print(launch: Launch, outcome: Outcome, found: dict[str, Any], as_json: bool) -> None:
+def _print(launch: Launch, found: dict[str, Any], as_json: bool) -> None:
     """The verdict, or one JSON document; nothing where nothing was recorded, but still a document."""
     from dtprof.cli.report import read
 
     if not found["recorded"]:
         if as_json:
-            sys.stdout.write(json_module.dumps({"schema": 1, "run": found}, indent=1) + "\n")
+            _write({"schema": 1, "run": found})
         return
     facts = read(str(launch.out))
     if as_json:
         from dtprof.report.document import document_of
 
-        sys.stdout.write(json_module.dumps({**document_of(facts), "run": found}, allow_nan=False, indent=1) + "\n")
+        _write({**document_of(facts), "run": found})
         return
     from rich.console import Console
 
@@ -177,9 +174,15 @@ def _print(launch: Launch, outcome: Outcome, found: dict[str, Any], as_json: boo
 
     console = Console(highlight=False)
     colour = console.color_system in ("256", "truecolor") and not console.no_color
-    for line in itertools.takewhile(lambda line: line.plain, render(facts, console.width, colour, dark_terminal())):
-        console.print(line, soft_wrap=True)
-    console.print(f"{'':9}the rest: dtprof report {launch.out}", soft_wrap=True)
+    with until_reader_leaves():
+        for line in itertools.takewhile(lambda line: line.plain, render(facts, console.width, colour, dark_terminal())):
+            console.print(line, soft_wrap=True)
+        console.print(f"{'':9}the rest: dtprof report {launch.out}", soft_wrap=True)
+
+
+def _write(document: dict[str, Any]) -> None:
+    with until_reader_leaves():
+        sys.stdout.write(json_module.dumps(document, allow_nan=False, indent=1) + "\n")
 
 
 def _say(text: str) -> None:
