@@ -29,10 +29,10 @@ from torch import Tensor
 import dtprof
 from dtprof.errors import InputError
 from dtprof.run import write_atomic
-from dtprof_sample_jobs.common.calibration import UNEVEN, Entry, merge, names, sizes, table
+from dtprof_sample_jobs.common.calibration import UNEVEN, Entry, merge, names, one_size, sizes, table
 from dtprof_sample_jobs.common.faults import check_faults, fault_option
 from dtprof_sample_jobs.common.mesh import Mesh
-from dtprof_sample_jobs.common.options import JobParser, positive, read_options
+from dtprof_sample_jobs.common.options import JobParser, check_folder, positive, read_options, seed
 from dtprof_sample_jobs.common.setup import World, world
 from dtprof_sample_jobs.lab.spec import lab_knob
 
@@ -70,10 +70,10 @@ def parser() -> argparse.ArgumentParser:
     add("--sizes", type=sizes, metavar="S,…", help="bytes, as 4K,1M or FROM:TO:FACTOR (4K:4M:4; on GPUs 4K:256M:4)")
     add("--groups", type=partial(names, known=GROUPS), metavar="G,…", help="of world, halves, pairs (those that there are)")
     add("--repeats", type=positive, default=10, help=f"measured repetitions (10), after {WARM_UP} that are not")
-    add("--link-size", type=sizes, default=(4 << 20,), metavar="S", help="bytes that go over each link (4M)")
+    add("--link-size", type=one_size, default=4 << 20, metavar="S", help="bytes that go over each link (4M)")
     add("--no-links", action="store_true", help="do not probe the links between pairs of ranks")
     add("--no-concurrent", action="store_true", help="do not measure two all-reduces in flight")
-    add("--seed", type=int, default=0, help="seed of torch (0)")
+    add("--seed", type=seed, default=0, help="seed of torch (0)")
     add("--inject", type=fault_option(["slow_link"]), action="append", default=[], metavar="FAULT", help="slow_link=RANK:RATE")
     add("--out", metavar="RUN", help="folder of the run (runs/collectives; with dtprof job runs/collectives-<time>)")
     add("--capture", choices=("again", "none"), default="again", help="measure again, traced (again), or none")
@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
 def check(args: argparse.Namespace, ranks: int) -> None:
     """InputError where the options do not fit so many ranks."""
     check_faults(args.inject, ranks)
+    check_folder("--out", args.out)
     for name in args.groups or ():
         if not blocks(name, ranks):
             raise InputError(f"--groups {name} needs an even number of ranks, 4 or more", f"here are {ranks}; leave it out")
@@ -255,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             one, two = team_of("world", me), team_of("twin", me)
             plan += [partial(collective, "all_reduce", both, wanted, me) for both in ([one, one], [one, two])]
         if not args.no_links and me.size > 1:
-            plan.append(partial(links, args.link_size[0], me))
+            plan.append(partial(links, args.link_size, me))
         trace = args.capture == "again" and not args.no_dtprof
         made = [{"name": team.name, "ranks": b} for team in teams for b in blocks(team.name, me.size) if team.name != "world"]
         mesh = Mesh({"world": me.size})

@@ -59,11 +59,11 @@ class JobCommand:
         if "-h" in words or "--help" in words:
             _parser(args.name).print_help()
             return 0
-        lab = late.lab or args.lab
+        lab = args.lab if late.lab is None else late.lab
         os.environ.pop(LAB, None)
-        os.environ |= {LAB: lab} if lab else {}
+        os.environ |= {} if lab is None else {LAB: lab}
         job = _job_options(args.name, words, ranks)
-        network = lab_for(lab, ranks, job.inject) if lab else None
+        network = None if lab is None else lab_for(lab, ranks, job.inject)
         out = job.out or f"runs/{args.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         code = _launch(args.name, ranks, [*words, "--out", out], to_stderr=as_json, network=network)
         return code if job.no_dtprof else _report(out, code, as_json)

@@ -25,7 +25,7 @@ from dtprof.errors import InputError
 from dtprof_sample_jobs.common.compression import Averaged, Bucket, OneBit, TopK
 from dtprof_sample_jobs.common.data import make_data
 from dtprof_sample_jobs.common.faults import COMMON, Faults
-from dtprof_sample_jobs.common.options import check_common, common_parser, positive, read_options
+from dtprof_sample_jobs.common.options import check_common, common_parser, number, positive, read_options
 from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
 from dtprof_sample_jobs.common.update import make_optimizer, update
 
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     """The job's options."""
     made = common_parser("ddp", __doc__, FAULTS)
     add = made.add_argument
-    add("--bucket-cap-mb", type=float, metavar="MIB", help="DDP's bucket size in MiB (DDP's own default)")
+    add("--bucket-cap-mb", type=number, metavar="MIB", help="DDP's bucket size in MiB (DDP's own default)")
     add("--bucket-cap-mb-list", type=sizes, metavar="MIB,…", help="sizes of the first buckets; the last is for all others")
     add("--gradient-as-bucket-view", action="store_true", help="gradients are views of the buckets: no copy, less memory")
     add("--static-graph", action="store_true", help="tell DDP that every step uses the same parameters")
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     add("--accumulate", type=positive, default=1, metavar="N", help="micro-batches per step (1); all but the last without sync")
     add("--uneven", type=int, default=0, metavar="N", help="rank 0 has N steps fewer, and joins (Join)")
     add("--compress", choices=COMPRESSIONS, default="none", help="gradient compression (none)")
-    add("--top-k", type=float, default=0.01, metavar="RATIO", help="part of the elements that topk sends (0.01)")
+    add("--top-k", type=number, default=0.01, metavar="RATIO", help="part of the elements that topk sends (0.01)")
     add("--powersgd-rank", type=positive, default=1, metavar="R", help="rank of PowerSGD's matrices (1)")
     add("--no-error-feedback", action="store_true", help="topk, onebit, powersgd: forget what was not sent")
     add("--mark-buckets", action="store_true", help="mark each bucket as a range, by a communication hook")
@@ -57,8 +57,8 @@ def parser() -> argparse.ArgumentParser:
 def sizes(text: str) -> list[float]:
     """An argparse type: ``1,5,25``."""
     try:
-        found = [float(size) for size in text.split(",")]
-    except ValueError:
+        found = [number(size) for size in text.split(",")]
+    except argparse.ArgumentTypeError:
         found = []
     if not found or min(found) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of sizes such as 1,5,25")

@@ -52,9 +52,9 @@ from dtprof_sample_jobs.common.faults import Faults
 from dtprof_sample_jobs.common.marks import BackwardMarks
 from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.model import GPT
-from dtprof_sample_jobs.common.options import check_common, common_parser, positive, read_options
+from dtprof_sample_jobs.common.options import check_common, check_folder, common_parser, positive, read_options
 from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
-from dtprof_sample_jobs.common.update import make_optimizer
+from dtprof_sample_jobs.common.update import kind_of_optimizer, make_optimizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself uses there
@@ -97,14 +97,20 @@ def mesh_of(args: argparse.Namespace, ranks: int) -> Mesh:
 def check(args: argparse.Namespace, ranks: int) -> None:
     """InputError for what cannot be run, before anything is started."""
     check_common(args, ranks)
+    if args.strategy == "hsdp" and args.replicas < 2:
+        raise InputError("hsdp with 1 copy is zero3", "use --strategy zero3, or give --replicas 2 or more")
     if args.strategy == "hsdp" and ranks < 2 * args.replicas:
         raise InputError(
             f"hsdp with {args.replicas} copies of 2 or more ranks does not fit {ranks} ranks",
-            f"give --ranks {2 * max(args.replicas, 2)}, or fewer --replicas",
+            f"give --ranks {2 * args.replicas}, or fewer --replicas",
         )
     mesh_of(args, ranks).check(ranks)
-    if (args.save or args.load) and args.state not in STATES[args.strategy]:
+    if (args.save, args.load) != (None, None) and args.state not in STATES[args.strategy]:
         raise InputError(f"{args.strategy} has no {args.state} checkpoint", f"it has {', '.join(STATES[args.strategy])}")
+    check_folder("--save", args.save)
+    files = {"full": ["full.pt"], "sharded": [".metadata"], "local": [f"rank{rank}.pt" for rank in range(ranks)]}
+    if args.load is not None and (gone := [f for f in files[args.state] if not (Path(args.load) / f).is_file()]):
+        raise InputError(f"--load {args.load}: it has no {gone[0]}, as a {args.state} checkpoint has", "write one with --save")
     if args.offload and args.strategy == "zero1":
         raise InputError("zero1 cannot offload", "use zero2, zero3, hsdp or fsdp1")
     if args.offload and args.strategy == "fsdp1" and not torch.cuda.is_available():
@@ -146,9 +152,9 @@ def shard(model: GPT | Emulated, args: argparse.Namespace, me: World, mesh: Devi
 def optimizer_of(module: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
     """The optimizer of the parameters, or shares of parameters, that this rank holds."""
     if args.strategy == "zero1":
-        # fused: the parameters of a rank are whole tensors, as without sharding
-        return ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, lr=3e-4, fused=True)
-    return make_optimizer(module.parameters(), emulated=bool(args.emulate))
+        make, options = kind_of_optimizer(args.optimizer, args.lr, emulated=bool(args.emulate))
+        return ZeroRedundancyOptimizer(module.parameters(), make, **options)
+    return make_optimizer(module.parameters(), kind=args.optimizer, rate=args.lr, emulated=bool(args.emulate))
 
 
 def accumulating(module: nn.Module, last: bool) -> AbstractContextManager[Any]:

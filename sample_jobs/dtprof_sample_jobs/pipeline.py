@@ -86,7 +86,7 @@ def stages_on(schedule: str, rank: int, ranks: int) -> tuple[int, ...]:
 def check(args: argparse.Namespace, ranks: int) -> None:
     """InputError for what cannot be run, before anything is started."""
     stages, micro = stages_of(args.schedule, ranks), microbatches_of(args)
-    check_common(args, ranks, stages)
+    check_common(args, ranks, stages, data_ranks=1)
     layers = len(args.emulate.layers) if args.emulate else args.layers
     name, rounds = args.schedule, max(micro // ranks, 1)
     if stages < 2:
@@ -190,7 +190,7 @@ def run(args: argparse.Namespace, me: World) -> None:
 
     schedule = SCHEDULES[args.schedule](held[0] if args.schedule in ONE_STAGE else held, micro, loss_fn=loss_of)
     parameters = [p for part in slices.values() for p in part.parameters()]
-    optimizer = make_optimizer(parameters, emulated=bool(args.emulate))
+    optimizer = make_optimizer(parameters, kind=args.optimizer, rate=args.lr, emulated=bool(args.emulate))
     faults = Faults(args.inject, me.rank)
     data = make_data(args, 0, 1, faults)
 

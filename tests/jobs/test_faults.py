@@ -169,7 +169,8 @@ def test_a_phase_of_the_rank_is_longer_by_what_was_asked(every, name, part):
 def test_garbage_is_collected_for_as_long_as_was_asked(every):
     metrics = every["gc"].table("metrics", 1)
     rows = metrics.take(metrics.is_("metric", "gc_time"))
-    assert rows["value"][2:].min() / 1e6 == pytest.approx(MS, rel=0.1)
+    # collecting goes on until TIME has passed: what else the machine does takes from it
+    assert np.median(rows["value"][2:]) / 1e6 == pytest.approx(MS, rel=0.1)
     assert more(every, "gc", 1, "forward") == pytest.approx(MS, rel=0.1)
     assert abs(more(every, "gc", 0, "forward")) < MS / 10
 

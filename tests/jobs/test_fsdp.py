@@ -59,6 +59,9 @@ MODES = [
     "zero3 --offload",
     "zero3 --checkpointing full",
     "zero2 --checkpointing selective",
+    "zero1 --emulate head",
+    "zero3 --emulate head --checkpointing full",
+    "fsdp1 --emulate head --checkpointing selective",
 ]
 
 
@@ -141,6 +144,8 @@ IMPOSSIBLE = [
     (2, "--strategy zero1 --offload", "zero1 cannot offload"),
     (2, "--strategy fsdp1 --offload", "fsdp1 cannot offload without a GPU"),
     (2, "--backward-prefetch -1", "must not be negative"),
+    (4, "--strategy hsdp --replicas 1", "hsdp with 1 copy is zero3"),
+    (2, "--load nowhere", "has no full.pt"),
 ]
 
 

@@ -80,7 +80,7 @@ def test_without_a_gpu_nothing_is_run(capsys):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_every_job_is_run_and_checked(tmp_path, capfd, monkeypatch):
+def test_every_job_is_run_and_checked(tmp_path, capfd):
     code = gpu_check.main(["--device", "cpu", "--out", str(tmp_path)])
     lines = [line.strip() for line in capfd.readouterr().out.splitlines() if line.startswith(" ")]
     outcome = {line.partition("  ")[2]: line.partition("  ")[0] for line in lines}

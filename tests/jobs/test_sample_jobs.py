@@ -230,7 +230,9 @@ NOT_EMULATIONS = [
     ("x = 1", "'layers' is missing"),
     ("[[layers]]\nforward_ms = 1", "'backward_ms' is missing"),
     ("[[layers]]\nforward_ms = 1\nbackward_ms = 1\ntensors = []", "tensors have"),
-    ("[[layers]]\nforward_ms = -1\nbackward_ms = 1\ntensors = [4]", "not be negative"),
+    ("[[layers]]\nforward_ms = -1\nbackward_ms = 1\ntensors = [4]", "times lie in 0 to an hour"),
+    ("[[layers]]\nforward_ms = inf\nbackward_ms = 1\ntensors = [4]", "cannot convert float infinity"),
+    ("[[layers]]\nforward_ms = 1\nbackward_ms = 1\ntensors = [4]\nrepeat = 1.5", "cannot be interpreted as an integer"),
     ("[[layers]]\nforward = 1", "no key 'forward'"),
 ]
 
@@ -280,12 +282,41 @@ def test_a_rank_refuses_with_one_line_and_code_3(words, capsys):
 
 
 REFUSED = [
-    ["--inject", "slow_rank=2:20ms"],
-    ["--inject", "stage_imbalance=0:20ms"],
-    ["--inject", "slow_link=0:1gbit"],
-    ["--emulate", "nothing.toml"],
-    ["--batch", "0"],
-    ["--uneven", "99"],
+    "ddp --inject slow_rank=2:20ms",
+    "ddp --inject stage_imbalance=0:20ms",
+    "ddp --inject slow_link=0:1gbit",
+    "ddp --inject slow_rank=1:2000000s",
+    "ddp --emulate nothing.toml",
+    "ddp --batch 0",
+    "ddp --uneven 99",
+    "ddp --lr 0",
+    "ddp --lr nan",
+    "ddp --clip inf",
+    "ddp --bucket-cap-mb nan",
+    "ddp --bucket-cap-mb-list 1,inf",
+    "ddp --seed -1",
+    "ddp --capture 5",
+    "ddp --capture 8:5",
+    "ddp --out /dev/null",
+    "ddp --out /dev/null/run",
+    "ddp --out=",
+    "ddp --losses nowhere/losses",
+    "ddp --data corpus --batch 100000",
+    "ddp --lab=",
+    "ddp --lab hosts=3",
+    "ddp extra",
+    "fsdp --strategy hsdp",
+    "fsdp --strategy hsdp --replicas 1",
+    "fsdp --load nowhere",
+    "fsdp --load . --state sharded",
+    "fsdp --save /dev/null",
+    "fsdp --inject tiny_buckets=all:1",
+    "pipeline --microbatches 1",
+    "pipeline --schedule zbv --layers 3",
+    "pipeline --inject few_microbatches=all:1.5",
+    "collectives --link-size 1K,2K",
+    "collectives --groups pairs",
+    "collectives --out /dev/null",
 ]
 
 
@@ -294,10 +325,11 @@ def test_the_command_refuses_before_any_process_starts(capsys, monkeypatch, tmp_
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
-    for words in REFUSED:
-        assert main(["job", "ddp", "--ranks", "2", *words]) == 3
+    for line in REFUSED:
+        name, *words = line.split()
+        assert main(["job", name, "--ranks", "2", *words]) == 3, line
         said = capsys.readouterr()
-        assert (said.out, len(said.err.splitlines())) == ("", 1)
+        assert (said.out, len(said.err.splitlines())) == ("", 1), line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -43,6 +43,14 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(values)
 
 
+def one_size(text: str) -> int:
+    """An argparse type: ``4M`` in bytes."""
+    found = sizes(text)
+    if len(found) > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than one size")
+    return found[0]
+
+
 def merge(per_rank: Sequence[Sequence[Entry]]) -> list[Entry]:
     """The lines of calibration.jsonl from what every rank measured, in the order of measurement."""
     rows = []

@@ -48,6 +48,11 @@ class Windows(Dataset[Tensor]):
         return self.tokens[number * self.sequence :][: self.sequence + 1]
 
 
+def windows_per_rank(sequence: int, ranks: int) -> int:
+    """Sequences of so many tokens that each rank has of the corpus in an epoch."""
+    return max(CORPUS.stat().st_size - 1, 0) // sequence // ranks
+
+
 class CorpusTokens:
     """The text that is shipped (dtprof's own documentation), shuffled anew in every epoch by a DistributedSampler."""
 

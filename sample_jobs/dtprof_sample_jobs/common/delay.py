@@ -12,6 +12,7 @@ import time
 import torch
 from torch import Tensor
 
+LONGEST_NS = 3_600_000_000_000
 _SPIN_NS = 300_000
 OPERATORS = ("slow_compute", "forward", "backward_input", "backward_weight")
 

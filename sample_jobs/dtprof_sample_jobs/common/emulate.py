@@ -25,6 +25,7 @@ from __future__ import annotations
 import time
 import tomllib
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 
 import dtprof
 from dtprof.errors import InputError
-from dtprof_sample_jobs.common.delay import left
+from dtprof_sample_jobs.common.delay import LONGEST_NS, left
 
 FOLDER = Path(__file__).parent / "emulations"
 _STEP = 0.01
@@ -75,10 +76,10 @@ def emulation(text: str) -> Emulation:
         raise InputError(f"{path}: {error}", "write it as the docstring of dtprof_sample_jobs.common.emulate shows") from None
     try:
         layers = tuple(layer for entry in found["layers"] for layer in _layers(entry))
-        width = int(found.get("width_bytes", 4096)) // 4
+        width = index(found.get("width_bytes", 4096)) // 4
         if width < 1 or not layers:
             raise ValueError("it needs at least one layer, and width_bytes of 4 or more")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise InputError(f"{path}: {what}", "write it as the docstring of dtprof_sample_jobs.common.emulate shows") from None
     return Emulation(text, layers, width)
@@ -87,11 +88,13 @@ def emulation(text: str) -> Emulation:
 def _layers(entry: dict[str, Any]) -> list[Layer]:
     if strange := set(entry) - _KEYS:
         raise ValueError(f"a layer has no key {sorted(strange)[0]!r}")
-    name, repeat = str(entry.get("name", "layer")), int(entry.get("repeat", 1))
+    name, repeat = str(entry.get("name", "layer")), index(entry.get("repeat", 1))
     forward, backward = (round(float(entry[key]) * 1e6) for key in ("forward_ms", "backward_ms"))
-    share, tensors = float(entry.get("weight_share", 0.5)), tuple(int(b) // 4 for b in entry["tensors"])
-    if min(forward, backward) < 0 or not 0 <= share <= 1 or repeat < 1 or not tensors or min(tensors) < 1:
-        raise ValueError(f"layer {name!r}: times must not be negative, shares lie in 0 to 1, tensors have 4 bytes or more")
+    share, tensors = float(entry.get("weight_share", 0.5)), tuple(index(b) // 4 for b in entry["tensors"])
+    if not 0 <= min(forward, backward) <= max(forward, backward) <= LONGEST_NS or not 0 <= share <= 1 or repeat < 1:
+        raise ValueError(f"layer {name!r}: times lie in 0 to an hour, shares in 0 to 1, repeat is 1 or more")
+    if not tensors or min(tensors) < 1:
+        raise ValueError(f"layer {name!r}: tensors have 4 bytes or more")
     weight = round(backward * share)
     return [
         Layer(f"{name}{number}" if repeat > 1 else name, forward, backward - weight, weight, tensors)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import dtprof
 from dtprof.errors import InputError
-from dtprof_sample_jobs.common.delay import wait
+from dtprof_sample_jobs.common.delay import LONGEST_NS, wait
 
 _UNITS = {"us": 1e3, "ms": 1e6, "s": 1e9, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "": 1}
 _FORMS = {
@@ -122,6 +122,8 @@ def fault(text: str, kinds: Sequence[str] = tuple(KINDS)) -> Fault:
     value = float(found["number"]) * _UNITS[found["unit"]] if kind.amount else 0.0
     if kind.amount and value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} does nothing; give more than 0")
+    if kind.amount == "time" and value > LONGEST_NS:
+        raise argparse.ArgumentTypeError(f"{text!r} is too long; an hour at most")
     if name == "late_collective" and value > LATEST_NS:
         raise argparse.ArgumentTypeError(f"{text!r} is too late; {LATEST_NS // 10**9}s at most, lest the others give up")
     return Fault(name, None if kind.where == "all" else int(found["place"]), value, text)

@@ -8,6 +8,7 @@ started.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,9 @@ from typing import NoReturn
 import torch
 
 from dtprof.errors import InputError
+from dtprof.session.core import parse_capture
 from dtprof_sample_jobs.common import recompute
+from dtprof_sample_jobs.common.data import windows_per_rank
 from dtprof_sample_jobs.common.emulate import Emulation, emulation
 from dtprof_sample_jobs.common.faults import COMMON, KINDS, check_faults, fault_option
 from dtprof_sample_jobs.common.model import ATTENTION
@@ -54,10 +57,10 @@ def common_parser(name: str, doc: str | None, faults: Sequence[str] = COMMON) ->
     add("--precision", choices=PRECISIONS, default="fp32", help="of the computation: fp32, tf32 (GPUs), bf16 (autocast)")
     add("--checkpointing", choices=recompute.MODES, default="none", help="activations computed again in backward (none)")
     add("--attention", choices=ATTENTION, default="sdpa", help="torch's fused attention, or written out (sdpa)")
-    add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="adamw or sgd (adamw; sgd with --emulate)")
-    add("--lr", type=float, metavar="RATE", help="learning rate (3e-4 for adamw, 0.1 for sgd)")
-    add("--clip", type=float, metavar="NORM", help="clip the gradients to this norm")
-    add("--seed", type=int, default=0, help="seed of model and data (0)")
+    add("--optimizer", choices=tuple(OPTIMIZERS), help="adamw or sgd (adamw; sgd with --emulate)")
+    add("--lr", type=number, metavar="RATE", help="learning rate (3e-4 for adamw, 0.1 for sgd)")
+    add("--clip", type=number, metavar="NORM", help="clip the gradients to this norm")
+    add("--seed", type=seed, default=0, help="seed of model and data (0)")
     forms = ", ".join(KINDS[kind].form(kind) for kind in faults) or "nothing: this job has no faults"
     add("--inject", type=fault_option(faults), action="append", default=[], metavar="FAULT", help=f"plant {forms}")
     add("--out", metavar="RUN", help=f"folder of the run (runs/{name}; with dtprof job runs/{name}-<time>)")
@@ -74,6 +77,24 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def number(text: str) -> float:
+    """An argparse type: a finite number."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return found
+
+
+def seed(text: str) -> int:
+    """An argparse type: a whole number of 32 bits."""
+    if not text.isdecimal() or int(text) >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed; give 0 to {(1 << 32) - 1}")
+    return int(text)
+
+
 def emulated(text: str) -> Emulation:
     """An argparse type: an emulation file."""
     try:
@@ -82,9 +103,19 @@ def emulated(text: str) -> Emulation:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def check_common(args: argparse.Namespace, ranks: int, stages: int = 1) -> None:
-    """InputError where common options cannot go together, or with so many ranks (and pipeline stages)."""
+def check_common(args: argparse.Namespace, ranks: int, stages: int = 1, data_ranks: int | None = None) -> None:
+    """InputError where common options cannot go together, or with so many ranks, pipeline stages, ranks with data of their own.
+
+    All ranks have data of their own where ``data_ranks`` is not given.
+    """
     check_faults(args.inject, ranks, stages)
+    check_folder("--out", args.out)
+    if args.capture != "none":
+        parse_capture(args.capture)
+    if args.losses is not None and not os.path.isdir(os.path.dirname(args.losses) or "."):
+        raise InputError(f"--losses {args.losses}: its folder is not there", "make it first")
+    if args.lr is not None and args.lr <= 0:
+        raise InputError(f"--lr {args.lr} is no learning rate", "give more than 0")
     if args.dim % args.heads:
         raise InputError(f"--dim {args.dim} is no multiple of --heads {args.heads}", "every head has the same width")
     if args.clip is not None and not args.clip > 0:
@@ -93,6 +124,24 @@ def check_common(args: argparse.Namespace, ranks: int, stages: int = 1) -> None:
         raise InputError("--precision tf32 needs a CUDA device", "use fp32 or bf16 here")
     if args.data == "corpus" and args.vocabulary < 256:
         raise InputError(f"--vocabulary {args.vocabulary} is too small for the bytes of a text", "give 256 or more")
+    if args.data == "corpus" and (least := windows_per_rank(args.seq, data_ranks or ranks)) < args.batch:
+        raise InputError(
+            f"the corpus has {least} sequences of {args.seq} tokens for each rank, not --batch {args.batch}",
+            "give a smaller --batch or --seq",
+        )
+
+
+def check_folder(option: str, folder: str | None) -> None:
+    """InputError where a folder is given that is not there and cannot be made, or cannot be written to."""
+    if folder is None:
+        return
+    if not folder:
+        raise InputError(f"{option} names no folder", "give one, or leave it out")
+    nearest = os.path.abspath(folder)
+    while not os.path.lexists(nearest):
+        nearest = os.path.dirname(nearest)
+    if not os.path.isdir(nearest) or not os.access(nearest, os.W_OK):
+        raise InputError(f"{option} {folder!r} is no folder to write to", f"{nearest} is in the way; name another")
 
 
 def read_options(

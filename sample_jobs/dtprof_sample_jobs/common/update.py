@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +12,22 @@ OPTIMIZERS = {"adamw": 3e-4, "sgd": 0.1}
 
 
 def make_optimizer(
-    parameters: Iterable[nn.Parameter], *, kind: str = "adamw", rate: float | None = None, emulated: bool = False
+    parameters: Iterable[nn.Parameter], *, kind: str | None = None, rate: float | None = None, emulated: bool = False
 ) -> torch.optim.Optimizer:
-    """Fused AdamW or plain SGD, at ``rate`` or the usual one; always SGD for emulated layers, to take little time."""
-    kind = "sgd" if emulated else kind
+    """Fused AdamW or plain SGD, as ``kind_of_optimizer`` says."""
+    make, options = kind_of_optimizer(kind, rate, emulated=emulated)
+    made: torch.optim.Optimizer = make(parameters, **options)
+    return made
+
+
+def kind_of_optimizer(kind: str | None, rate: float | None, *, emulated: bool) -> tuple[Any, dict[str, Any]]:
+    """The class of an optimizer and its options: ``kind`` at ``rate``, or at the usual one.
+
+    Where no kind is given it is AdamW, but for emulated layers SGD, which takes little time.
+    """
+    kind = kind or ("sgd" if emulated else "adamw")
     rate = OPTIMIZERS[kind] if rate is None else rate
-    if kind == "sgd":
-        return torch.optim.SGD(parameters, lr=rate)
-    return torch.optim.AdamW(parameters, lr=rate, fused=True)
+    return (torch.optim.SGD, {"lr": rate}) if kind == "sgd" else (torch.optim.AdamW, {"lr": rate, "fused": True})
 
 
 def update(
