@@ -18,7 +18,8 @@ from typing import Any
 
 from dtprof.launch.loops import Loop, counters, loops_of
 
-Site = tuple[CodeType, int]
+# a frame as (id of its code, offset): code objects hash and compare by all that they hold
+Site = tuple[int, int]
 Path = tuple[Site, ...]
 MAX_PATHS, MAX_DEPTH = 64, 200
 
@@ -29,6 +30,8 @@ class Iterations:
     def __init__(self) -> None:
         self._given_up = False
         self._paths: dict[Path, set[int]] = {}
+        self._codes: dict[int, CodeType] = {}
+        self._loops: dict[int, tuple[Loop, ...]] = {}
         self._loop: tuple[int, Loop, tuple[str, ...]] | None = None
         self._last: Path = ()
         self._last_optimizer = self._leader = -1
@@ -37,7 +40,7 @@ class Iterations:
     def begins(self, optimizer: int, frame: FrameType) -> bool:
         """Does this step of the optimizer with that number, called from ``frame``, begin an iteration?"""
         frames = _stack(frame)
-        path = tuple((f.f_code, f.f_lasti) for f in frames)
+        path = tuple((id(f.f_code), f.f_lasti) for f in frames)
         before, self._last = self._last, path
         before_optimizer, self._last_optimizer = self._last_optimizer, optimizer
         first = not before
@@ -46,6 +49,7 @@ class Iterations:
         known = self._paths.setdefault(path, set())
         if optimizer not in known and len(self._paths) <= MAX_PATHS and not self._given_up:
             known.add(optimizer)
+            self._codes |= {id(f.f_code): f.f_code for f in frames}
             self._loop, self._values = self._find_loop(), None
         if self._loop is None:
             return first or optimizer in (self._leader, before_optimizer)
@@ -63,21 +67,26 @@ class Iterations:
         """(depth, loop, counters): the innermost loop around the steps of all optimizers, or None."""
         paths = list(self._paths)
         depth = min(map(len, paths)) - 1
-        while depth > 0 and any(path[:depth] != paths[0][:depth] or path[depth][0] is not paths[0][depth][0] for path in paths):
+        while depth > 0 and any(path[:depth] != paths[0][:depth] or path[depth][0] != paths[0][depth][0] for path in paths):
             depth -= 1
-        if any(path[depth][0] is not paths[0][depth][0] for path in paths):
+        if any(path[depth][0] != paths[0][depth][0] for path in paths):
             return None
         # a loop over the optimizers themselves steps them all in one place, and is no iteration
         skip = any(len(optimizers) > 1 for optimizers in self._paths.values())
         for level in range(depth, -1, -1):
             code = paths[0][level][0]
             sites = [path[level][1] for path in paths]
-            for loop in loops_of(code):
+            for loop in self._loops_of(code):
                 if loop.holds(*sites):
                     if not skip:
-                        return level, loop, counters(code, loop, sites)
+                        return level, loop, counters(self._codes[code], loop, sites)
                     skip = False
         return None
+
+    def _loops_of(self, code: int) -> tuple[Loop, ...]:
+        if code not in self._loops:
+            self._loops[code] = loops_of(self._codes[code]) if code in self._codes else ()
+        return self._loops[code]
 
     def _passed(self, before: Path, path: Path) -> bool:
         """Must control have passed the loop's head since the step before?"""
@@ -87,10 +96,10 @@ class Iterations:
         if before[:level] != path[:level] or len(before) <= level or not loop.holds(before[level][1], path[level][1]):
             return True
         for depth in range(level, max(len(before), len(path))):
-            if depth >= len(before) or depth >= len(path) or before[depth][0] is not path[depth][0]:
+            if depth >= len(before) or depth >= len(path) or before[depth][0] != path[depth][0]:
                 return True
             code, came, now = path[depth][0], before[depth][1], path[depth][1]
-            if any(inner.holds(came, now) and (depth > level or inner.body < loop.body) for inner in loops_of(code)):
+            if any(inner.holds(came, now) and (depth > level or inner.body < loop.body) for inner in self._loops_of(code)):
                 return False
             if came != now:
                 return now < came

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from types import CodeType
 
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
@@ -29,7 +28,6 @@ class Loop:
         return all(offset in self.body for offset in offsets)
 
 
-@lru_cache(maxsize=512)
 def loops_of(code: CodeType) -> tuple[Loop, ...]:
     """Loops of a code object, smaller (inner) ones first."""
     # where a call is under way a frame may stand on one of the call's cache entries
