@@ -104,8 +104,8 @@ def test_sends_and_receives_under_their_own_prefix():
     "change",
     [
         {"header": None}, {"header": {"rank": "0"}}, {"header": {"id": 1, "rank": 0, "n_ranks": 0}}, {"metadata": 7},
-        {"header": {"rank": 4, "n_ranks": 4}}, {"header": {"rank": 0, "n_ranks": 2**40}}, {"header": {"rank": -1, "n_ranks": 4}},
-        {"metadata": {"dump_timestamp_us": 2**60}},
+        {"header": {"rank": 4, "n_ranks": 4}}, {"header": {"rank": 0, "n_ranks": 2**40}},
+        {"header": {"rank": -1, "n_ranks": 4}}, {"metadata": {"dump_timestamp_us": 2**60}},
         {"metadata": {"pid": 1}}, {"coll_perf": {}}, {"coll_perf": {"coll": 7}}, {"coll_perf": []},
     ],
 )  # fmt: skip
