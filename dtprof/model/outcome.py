@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dtprof.edits import Edit, as_mapping
@@ -59,6 +59,7 @@ class Outcome:
             "low_ns": _whole(self.low_ns),
             "high_ns": _whole(self.high_ns),
             "saved_ns": _whole(self.saved_ns),
+            "prediction": asdict(saving) if (saving := self.saving()) else None,
             "replay_error": self.replay_error,
             "unexplained_fraction": self.unexplained,
             "withheld": list(self.withheld),

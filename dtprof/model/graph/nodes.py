@@ -69,9 +69,15 @@ class PartNodes:
 
     @cached_property
     def threads(self) -> NDArray[np.int32]:
-        """Host lanes on which operators run; others, as a watchdog that polls, order nothing."""
+        """Host lanes on which operators run; others, as a watchdog that polls, order nothing.
+
+        Where the source records no operators, the lanes from which device work is launched.
+        """
         events = self.view.events
         ops = events.is_("kind", "cpu_op") & (self.view.lane_device < 0) & (self.lane >= 0)
+        if not ops.any():
+            launched = np.asarray(events["launch"])[self.ops]
+            return np.unique(self.lane[launched[launched >= 0]]).astype(np.int32)
         found: NDArray[np.int32] = np.unique(self.lane[ops]).astype(np.int32)
         return found
 

@@ -214,7 +214,7 @@ class TestClosedLoop:
     @pytest.mark.parametrize(
         ("edit", "reason"),
         [
-            ("pipeline.microbatches=4", "not part of the model of DDP on gloo"),
+            ("moe.balance=even", "not part of the model of DDP on gloo"),
             ("ideal.rank=9", "rank 9 is not in the run"),
         ],
     )
