@@ -92,7 +92,7 @@ def read(path: str) -> File:
         for name, metric in baseline.metrics.items():
             if len(metric.values) != len(baseline.runs):
                 raise InputError(f"{path}: metric {name} has {len(metric.values)} values for {len(baseline.runs)} runs", again)
-            if metric.kind in ("time", "bytes") and min(metric.values) <= 0:
+            if metric.kind in ("time", "bytes", "ratio") and min(metric.values) <= 0:
                 raise InputError(f"{path}: metric {name} has a value that is not above 0", again)
             if not all(map(math.isfinite, metric.values)):
                 raise InputError(f"{path}: metric {name} has a value that is no number", again)

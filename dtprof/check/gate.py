@@ -59,7 +59,7 @@ def gate_result(trial: Trial, pairs: Sequence[Pair], *, title: str, cause: Cause
     if cause is not None:
         headline = f"{word}: {text}; {cause.text}"
     noise = f"noise of a pair {percent(trial.noise)}; {counted(trial.allowed, 'pair')} {sees(trial)}"
-    notes = []
+    notes: list[str] = []
     if trial.outcome != "inconclusive":
         notes.insert(0, noise)
     elif trial.refused:

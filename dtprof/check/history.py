@@ -139,6 +139,6 @@ def _series(points: list[Point], name: str, level: float, permutations: int, see
     mine = [p for p in points if name in p.metrics][-MOST_RESULTS:]
     kind = mine[-1].kinds[name]
     values = np.array([p.metrics[name] for p in mine])
-    scaled = np.log(values) if kind in ("time", "bytes") and (values > 0).all() else values
+    scaled = np.log(values) if kind in ("time", "bytes", "ratio") and (values > 0).all() else values
     changes = change_points(scaled, level=level, permutations=permutations, seed=seed) if len(mine) >= 2 * LEAST else []
     return Series(name, kind, tuple(p.name for p in mine), tuple(values.tolist()), tuple(changes))

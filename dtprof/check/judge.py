@@ -23,7 +23,7 @@ from dtprof.stats import CONFIRM_ALPHA, Outcome, holm, student_quantile, student
 ALPHA = 0.01
 MARGIN, TIME_FACTOR = 0.02, 5.0
 # what runs of one commit usually differ by, where a baseline cannot say: deviation of ln(time), ln(bytes), of a share
-_USUAL = {"time": 0.02, "bytes": 0.005, "share": 0.005}
+_USUAL = {"time": 0.02, "bytes": 0.005, "ratio": 0.02, "share": 0.005}
 _KNOWN_FROM, _LIKE_KNOWN = 3, 30.0
 _POWER = 0.8
 
@@ -38,7 +38,7 @@ class Margins:
 
     def of(self, kind: str) -> float:
         """The margin of a kind on the scale on which it is compared."""
-        return math.log1p(self.time) if kind == "time" else math.log1p(self.ratio) if kind == "bytes" else self.ratio
+        return self.ratio if kind == "share" else math.log1p(self.time if kind == "time" else self.ratio)
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,8 @@ def _shown(value: float, kind: str) -> str:
 
 
 def _value(value: float, found: _Compared) -> str:
+    if found.kind == "ratio":
+        return f"{value:.3g} x"
     return percent(value) if found.kind == "share" else time(value) if found.kind == "time" else size(round(value))
 
 
@@ -262,10 +264,10 @@ def _overall(rows: list[Row]) -> Outcome:
     """FAIL with any failure; inconclusive where the step, or a metric that looks worse than its margin, is not resolved."""
     if any(r.outcome == "fail" for r in rows):
         return "fail"
-    step = [r for r in rows if r.name == STEP]
+    measured = [r for r in rows if r.name == STEP] or [r for r in rows if r.values.get("kind") == "ratio"]
     open_ones = [r for r in rows if r.outcome == "inconclusive" and (r.values.get("suspect") or r.values.get("missing"))]
     other = [r for r in rows if r.outcome == "inconclusive" and not r.values]
-    return "inconclusive" if open_ones or other or not step else "pass"
+    return "inconclusive" if open_ones or other or not measured else "pass"
 
 
 def _headline(outcome: Outcome, rows: list[Row], doubts: list[str]) -> str:
@@ -278,7 +280,7 @@ def _headline(outcome: Outcome, rows: list[Row], doubts: list[str]) -> str:
             return f"INCONCLUSIVE: {'; '.join(doubts)}"
         worst = [r for r in rows if r.outcome == "inconclusive"]
         return f"INCONCLUSIVE: {worst[0].name} {worst[0].text}" if worst else "INCONCLUSIVE: the step time was not measured"
-    step = next(r for r in rows if r.name == STEP)
+    step = next((r for r in rows if r.name == STEP), None)
     unresolved = sum(r.outcome == "inconclusive" for r in rows)
     rest = f"; {counted(unresolved, 'metric')} not resolved, none looks worse than its margin" if unresolved else ""
-    return f"PASS: step {step.text}{rest}"
+    return f"PASS: step {step.text}{rest}" if step else f"PASS: {counted(len(rows), 'metric')} within their margins{rest}"

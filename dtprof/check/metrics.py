@@ -20,9 +20,8 @@ from dtprof.analyse.results import ACCOUNTING, AccountingResult, CommResult, Ker
 from dtprof.protocols import Lens
 from dtprof.schema import MEMORY_CATEGORIES, MISSING
 
-Kind = Literal["time", "bytes", "share", "exact"]
+Kind = Literal["time", "bytes", "ratio", "share", "exact"]
 Worse = Literal["more", "less"]
-KINDS: tuple[Kind, ...] = ("time", "bytes", "share", "exact")
 STEP = "step_time_ns"
 
 

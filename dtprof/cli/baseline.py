@@ -116,7 +116,7 @@ def _one(baseline: Baseline, width: int) -> Iterable[str | Text]:
 
     def shown(name: str, value: float) -> str:
         kind = baseline.metrics[name].kind
-        if kind == "exact":
+        if kind in ("exact", "ratio"):
             return f"{value:,.6g}"
         return percent(value) if kind == "share" else duration(value) if kind == "time" else size(round(value))
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dtprof.analyse.results import KernelResult, Operation, PartAccount, StepAccount
@@ -48,6 +49,7 @@ def document_of(facts: Facts) -> dict[str, Any]:
                 for q in facts.quality
             ],
             "own_cost": _own_cost(run.manifest.own_cost),
+            "verdicts": [msgspec.to_builtins(row) for row in facts.verdicts],
         }
     )
     return whole

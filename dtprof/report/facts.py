@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtprof.analyse.memory import MemoryResult
 from dtprof.analyse.results import AccountingResult, CommResult, KernelResult, PhaseResult, settled
 from dtprof.findings import Finding, Verdict
 from dtprof.protocols import Lens
 from dtprof.run import Part, Run
+
+if TYPE_CHECKING:
+    from dtprof.advise.verify import VerdictRow
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Facts:
     verdict: Verdict
     quality: tuple[QualityRow, ...]
     memory: MemoryResult | None = None
+    verdicts: tuple[VerdictRow, ...] = ()
 
     @property
     def parts(self) -> dict[int, Part]:
@@ -70,6 +76,7 @@ def gather(study: Lens) -> Facts:
     """Ask a study for everything; each analysis runs once however many reports are drawn."""
     from dtprof.advise import findings
     from dtprof.advise.recommend import verdict
+    from dtprof.advise.verify import verdicts
 
     return Facts(
         run=study.run,
@@ -80,6 +87,7 @@ def gather(study: Lens) -> Facts:
         findings=tuple(findings(study)),
         verdict=verdict(study),
         quality=quality_of(study.run),
+        verdicts=tuple(verdicts(Path(study.run.path))) if study.run.format == "dtprof" else (),
         memory=study.result("memory"),
     )
 

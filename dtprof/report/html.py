@@ -46,6 +46,7 @@ def page(facts: Facts) -> str:
             _findings(facts),
             _kernels(facts),
             _memory(facts),
+            _record(facts),
             _missing(facts),
             _numbers(facts, rows),
         )
@@ -184,6 +185,14 @@ def _memory(facts: Facts) -> str:
     told = "".join(f"<li>{escape(sentence)}</li>" for sentence in memory.sentences(facts))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     return _section("Memory", escape(memory.lead(facts)), f'<div class="wide">{table}</div><ul>{told}</ul>')
+
+
+def _record(facts: Facts) -> str:
+    """What was verified of this run: predicted beside achieved."""
+    if not facts.verdicts:
+        return ""
+    items = "".join(f"<li>{inline(row.text)}</li>" for row in facts.verdicts)
+    return _section("The record", "What was verified of this run by measuring.", f"<ul>{items}</ul>")
 
 
 def _missing(facts: Facts) -> str:

@@ -57,6 +57,7 @@ def render(facts: Facts, width: int, colour: bool, dark: bool = True) -> list[Te
         _operations(facts, width),
         _findings(facts, width),
         _memory(facts, width),
+        _record(facts, width),
         _missing(facts, width),
     ]
     lines: list[Text] = []
@@ -222,6 +223,16 @@ def _memory(facts: Facts, width: int) -> Iterable[Text]:
     yield from table([Column(h, c, right=i > 0, goes=max(0, i - 1)) for i, (h, c) in enumerate(columns)], width)
     for sentence in memory.sentences(facts):
         for i, line in enumerate(wrap(sentence, width - 2)):
+            yield Text(("· " if i == 0 else "  ") + plain(line))
+
+
+def _record(facts: Facts, width: int) -> Iterable[Text]:
+    """What was verified of this run: predicted beside achieved."""
+    if not facts.verdicts:
+        return
+    yield _title("The record: what was verified")
+    for row in facts.verdicts:
+        for i, line in enumerate(wrap(row.text, width - 2)):
             yield Text(("· " if i == 0 else "  ") + plain(line))
 
 
