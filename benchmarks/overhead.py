@@ -2,20 +2,24 @@
 
     python benchmarks/overhead.py [--json] [--triples 150] [--rounds 6]
 
-One process trains a small GPT on one core. Steps come in triples of random order: A and A2 without dtprof, B with a session
-(all collectors, nothing captured), four ranges and ``step()``. Keys, ratios unless the name says otherwise:
+One process trains a small GPT under DistributedDataParallel (a group of one) on one core. Steps come in triples of random
+order: A and A2 without dtprof, B with a session (all collectors, nothing captured), a watched loader, four ranges and
+``step()``. Each has a model of its own, so that gradient hooks are on B's alone. Times are CPU times of the process,
+unless the name says wall. Keys, ratios unless the name says otherwise:
 
     light_fraction  geometric mean of B/A over the triples, minus 1 (10% trimmed at each end)
     light_high      upper end of its 95% bootstrap interval
     aa_noise        half width of the same interval of A2/A: what this machine can resolve
     own_cost        what the session itself says (fraction, low, high), on the same steps
+    meter_agrees    do own_cost [low, high] and the interval of light_fraction, widened by aa_noise, meet?
     annotate_us     one range that nobody listens to, microseconds
     capture_ratio   median captured step, dtprof over bare torch.profiler with the same options (CPU, shapes), by turns
     plain_ms, traced_ms, bare_traced_ms                     medians of a step
-    stop_ms, bare_stop_ms                                   what the loop waits for at the end of the capture, median
+    stop_wall_ms, bare_stop_wall_ms                         what the loop waits for at the end of the capture, median
 """
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -27,6 +31,8 @@ import timeit
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 import dtprof
@@ -42,9 +48,10 @@ class Loop:
 
     def __init__(self):
         torch.manual_seed(0)
-        self.model = GPT(1024, 6, 192, 4, 64)
+        self.model = DistributedDataParallel(GPT(1024, 6, 192, 4, 64))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
         self.data = SyntheticTokens(1024, 4, 64, seed=0, rank=0)
+        self.batches = iter(dtprof.loader(self.data.batch(k) for k in itertools.count()))
 
     def plain(self, k):
         tokens = self.data.batch(k)
@@ -55,7 +62,7 @@ class Loop:
 
     def marked(self, k):
         with dtprof.annotate("data"):
-            tokens = self.data.batch(k)
+            tokens = next(self.batches)
         with dtprof.annotate("forward"):
             loss = self.model(tokens)
         with dtprof.annotate("backward"):
@@ -66,9 +73,9 @@ class Loop:
 
 
 def timed(function, *args):
-    begin = time.perf_counter()
+    begin = time.process_time()
     function(*args)
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def trimmed_mean(values):
@@ -83,8 +90,9 @@ def interval(values, rng, draws=2000):
     return tuple(math.expm1(x) for x in (trimmed_mean(values), means[draws // 40], means[-draws // 40]))
 
 
-def light(loop, triples, rng):
+def light(triples, rng):
     ratios, noise, plain = [], [], []
+    loop = Loop()
     with tempfile.TemporaryDirectory() as folder:
         with dtprof.profile(folder, capture=None) as prof:
 
@@ -92,66 +100,66 @@ def light(loop, triples, rng):
                 loop.marked(k)
                 prof.step(tokens=256)
 
+            measured(0)
+            # made after the session has looked for models: these stay without hooks
+            bare, bare2 = Loop(), Loop()
             for k in range(5):
-                loop.plain(k)
+                bare.plain(k)
+                bare2.plain(k)
                 measured(k)
             for k in range(triples):
-                ways = [("a", loop.plain), ("a2", loop.plain), ("b", measured)]
+                ways = [("a", bare.plain), ("a2", bare2.plain), ("b", measured)]
                 rng.shuffle(ways)
                 took = {name: timed(way, k) for name, way in ways}
                 plain.append(took["a"])
                 ratios.append(math.log(took["b"] / took["a"]))
                 noise.append(math.log(took["a2"] / took["a"]))
         own = describe(Path(folder) / "part00000").extra["own_cost"]
-    fraction, _, high = interval(ratios, rng)
+    fraction, low, high = interval(ratios, rng)
     _, aa_low, aa_high = interval(noise, rng)
+    aa_noise = (aa_high - aa_low) / 2
     # to the session a step lasts from one step() to the next: three steps on average
     seen = {k: 3 * own[k] for k in ("fraction", "low", "high")}
-    fraction, _, high = interval(ratios, rng)
-    _, aa_low, aa_high = interval(noise, rng)
-    # the session's steps span the plain ones too: what it says is scaled to the steps that it could see
-    share = statistics.median(plain) * 3
-    seen = {k: own[k] * share / (share / 3) for k in ("fraction", "low", "high")}
     return {
         "light_fraction": fraction,
         "light_high": high,
-        "aa_noise": (aa_high - aa_low) / 2,
+        "aa_noise": aa_noise,
         "own_cost": seen,
+        "meter_agrees": seen["low"] <= high + aa_noise and low - aa_noise <= seen["high"],
         "plain_ms": statistics.median(plain) * 1e3,
     }
 
 
+def captured_steps(loop, end_step):
+    """CPU seconds of every step, the end of it included, and wall seconds of the end alone."""
+    steps, ends = [], []
+    for k in range(ACTIVE + 3):
+        begin = time.process_time()
+        loop.marked(k)
+        wall = time.perf_counter()
+        end_step()
+        ends.append(time.perf_counter() - wall)
+        steps.append(time.process_time() - begin)
+    return steps[2 : ACTIVE + 1], ends[ACTIVE + 1]
+
+
 def bare_capture(loop):
     """Captured steps under torch.profiler alone, and what ending the capture takes."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = []
-        prof = profile(
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        profile(
             activities=[ProfilerActivity.CPU],
             record_shapes=True,
             schedule=schedule(wait=1, warmup=1, active=ACTIVE, repeat=1),
             on_trace_ready=lambda p: p.export_chrome_trace(f"{folder}/trace.json.gz"),
-        )
-        with prof:
-            for k in range(ACTIVE + 3):
-                begin = time.perf_counter()
-                loop.marked(k)
-                middle = time.perf_counter()
-                prof.step()
-                done.append((middle - begin, time.perf_counter() - middle))
-    return [a + b for a, b in done[2 : ACTIVE + 1]], done[ACTIVE + 1][1]
+        ) as prof,
+    ):
+        return captured_steps(loop, prof.step)
 
 
 def our_capture(loop):
-    with tempfile.TemporaryDirectory() as folder:
-        done = []
-        with dtprof.profile(folder, capture=(2, 2 + ACTIVE)) as prof:
-            for k in range(ACTIVE + 3):
-                begin = time.perf_counter()
-                loop.marked(k)
-                middle = time.perf_counter()
-                prof.step()
-                done.append((middle - begin, time.perf_counter() - middle))
-    return [a + b for a, b in done[2 : ACTIVE + 1]], done[ACTIVE + 1][1]
+    with tempfile.TemporaryDirectory() as folder, dtprof.profile(folder, capture=(2, 2 + ACTIVE)) as prof:
+        return captured_steps(loop, prof.step)
 
 
 def captures(loop, rounds):
@@ -165,17 +173,15 @@ def captures(loop, rounds):
         "capture_ratio": statistics.median(ours) / statistics.median(bare),
         "traced_ms": statistics.median(ours) * 1e3,
         "bare_traced_ms": statistics.median(bare) * 1e3,
-        "stop_ms": statistics.median(our_stop) * 1e3,
-        "bare_stop_ms": statistics.median(bare_stop) * 1e3,
+        "stop_wall_ms": statistics.median(our_stop) * 1e3,
+        "bare_stop_wall_ms": statistics.median(bare_stop) * 1e3,
     }
 
 
 def annotate_us():
-    def ranges():
-        with dtprof.annotate("forward"):
-            pass
-
-    return statistics.median(timeit.repeat(ranges, number=20_000, repeat=9)) / 20_000 * 1e6
+    statement = 'with dtprof.annotate("forward"): pass'
+    took = timeit.repeat(statement, number=100_000, repeat=9, timer=time.process_time, globals={"dtprof": dtprof})
+    return statistics.median(took) / 100_000 * 1e6
 
 
 def main():
@@ -186,8 +192,10 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rng, loop = random.Random(args.seed), Loop()
-    result = {"annotate_us": annotate_us(), **light(loop, args.triples, rng), **captures(loop, args.rounds)}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    rng = random.Random(args.seed)
+    result = {"annotate_us": annotate_us(), **light(args.triples, rng), **captures(Loop(), args.rounds)}
+    dist.destroy_process_group()
     if args.json:
         json.dump(result, sys.stdout, indent=1)
         print()

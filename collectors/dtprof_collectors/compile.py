@@ -97,12 +97,13 @@ class CompileCollector:
             return
         ids, self._ids = self._ids, []
         took, self._ns = self._ns, 0
-        frames, breaks = _frames(), _breaks()
-        unheard = max(frames - self._frames, 0) if not ids else 0
-        broken = breaks - self._breaks if breaks else breaks
-        self._frames, self._breaks = frames, breaks
-        if not ids and not unheard and not broken:
+        frames = _frames()
+        if not ids and frames == self._frames:
             return
+        unheard = max(frames - self._frames, 0) if not ids else 0
+        breaks = _breaks()
+        broken = breaks - self._breaks
+        self._frames, self._breaks = frames, breaks
         self._status.warm_up = bool(ids or unheard)
         self._write(step, ids, unheard, took, broken)
 

@@ -1,18 +1,18 @@
 """DistributedDataParallel without a communication hook: configuration, buckets, gradient-ready times, collectives.
 
 Wrappers are found among the live objects when the session starts and, where there are none yet, at the end of its first
-step. Gradient hooks are on the parameters from two steps before a capture window to its end, and outside of windows in
-SPELL_STEPS steps of every SPELL_STEPS x ceil(parameters / 128): the same steps on every rank, and about 0.1 ms a step.
+step. Gradient hooks are on all parameters in the first FIRST_STEPS steps and from two steps before a capture window to its
+end. In all other steps they are on the last member of each bucket alone, for DDP fills its buckets in the order in which
+gradients became ready (and on the very first one): about 1 us per bucket and step.
 
 Raw files (fields: ``ddp_lines``; a ring of two pieces, see ``dtprof.jsonl``)
     ddp.jsonl           ``config`` of every wrapper; ``layout`` of its buckets whenever it has changed; ``grads`` of every step
-                        of a window and of the first two steps of a spell; ``ready`` of the other steps of a spell;
-                        ``timing`` of every step of a window. ``model`` is 0, 1, … in the order found.
+                        in which all parameters have hooks, ``ready`` of the others; ``timing`` of every step of a window.
+                        ``model`` is 0, 1, … in the order found.
     collectives.jsonl   every operation of any group that this rank issued in the captured steps, in order, by the flight
                         recorder. Without it ``source`` is "ddp_layout": one all_reduce per bucket and step, with neither
                         seq nor time, other groups and operations unknown, and part.json says so.
-Facts in part.json: ``models`` (the configuration of each), ``collectives`` (lines), ``flight_recorder_ms``, ``spell`` [steps
-watched, of how many].
+Facts in part.json: ``models`` (the configuration of each), ``collectives`` (lines), ``flight_recorder_ms``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ from dtprof_collectors.ddp_tables import ddp_tables
 
 FILE, COLLECTIVES = "ddp.jsonl", "collectives.jsonl"
 LEAD_STEPS = 2
-SPELL_STEPS = 50
-PARAMETERS_A_STEP = 128
-FULL_STEPS = 2
-LAYOUT_STEPS = 3
+FIRST_STEPS = 3
 _HOOK_NS = 1000
 MAX_READY = 100_000
 MAX_CAPTURED = 100
@@ -61,7 +58,7 @@ class DdpCollector:
         self._borders: list[tuple[int, int]] = []
         self._order = 0
         self._window = Window()
-        self._watching = self._in_window = False
+        self._in_window = False
 
     def start(self, context: Context) -> None:
         """Look for wrappers that exist already; begin at once if the window is near."""
@@ -76,12 +73,10 @@ class DdpCollector:
             number = len(self._models)
             wrapped = _Model(number, model)
             self._models.append(wrapped)
-            if self._watching:
-                wrapped.watch()
-                wrapped.time_every_step(self._in_window)
+            wrapped.watch(True)
+            wrapped.time_every_step(self._in_window)
             self._write(wrapped.config)
             self._status.facts.setdefault("models", []).append(wrapped.summary())
-            self._status.facts["spell"] = [SPELL_STEPS, SPELL_STEPS * -(-wrapped.parameters // PARAMETERS_A_STEP)]
             self._status.changed = True
 
     def _write(self, row: Line) -> None:
@@ -93,37 +88,18 @@ class DdpCollector:
         """Step ``coming`` is about to begin."""
         window = self._window
         self._in_window = window.first >= 0 and window.first - LEAD_STEPS <= coming < window.end
-        wanted = self._in_window or self._spell(coming) >= 0
-        if wanted and not self._watching:
-            for model in self._models:
-                model.watch()
-        elif self._watching and not wanted:
-            for model in self._models:
-                model.unwatch()
-        self._watching = wanted
         for model in self._models:
+            model.watch(self._in_window or model.seen_steps < FIRST_STEPS)
             model.time_every_step(self._in_window)
         if window.first >= 0 and window.first <= coming <= window.end:
             self._borders.append((coming, epoch_ns()))
 
-    def _spell(self, step: int) -> int:
-        """How far a step lies inside a spell of watched steps; -1 where it lies in none."""
-        parameters = sum(model.parameters for model in self._models)
-        if not parameters:
-            return -1
-        every = -(-parameters // PARAMETERS_A_STEP)
-        spell, inside = divmod(step, SPELL_STEPS)
-        return inside if spell % every == 0 else -1
-
     def on_step(self, step: int) -> None:
         """Write what the step showed; read the flight recorder when a window has just closed."""
-        if self._watching:
-            inside = self._spell(step)
-            full = self._in_window or 0 <= inside < FULL_STEPS
-            for model in self._models:
-                self._status.own_ns += model.fired * _HOOK_NS
-                for row in model.rows(step, full, self._in_window):
-                    self._write(row)
+        for model in self._models:
+            self._status.own_ns += model.fired * _HOOK_NS
+            for row in model.rows(step, self._in_window):
+                self._write(row)
         if step == self._first_step and not self._models:
             self._find()
         self._prepare(step + 1)
@@ -173,7 +149,6 @@ class DdpCollector:
         """Take the hooks away; keep what an unfinished window gave."""
         for model in self._models:
             model.unwatch()
-        self._watching = False
         if self._borders:
             self._borders.append((self._borders[-1][0] + 1, epoch_ns()))
             self._collectives()
@@ -215,9 +190,9 @@ class _Model:
         self._ready: list[tuple[int, int]] = []
         self._handles: list[Any] = []
         self._buckets: list[Bucket] = []
-        self._bucket_of: list[int] = []
         self._used_in: deque[int] = deque(maxlen=2 * MAX_CAPTURED)
-        self._seen_steps = 0
+        self._full: bool | None = None
+        self.seen_steps = 0
         self._timed = False
         self.config = self._config(ddp, named)
 
@@ -253,36 +228,44 @@ class _Model:
         return {**{k: v for k, v in config.items() if k not in ("type", "parameters")}, "n_parameters": len(self._names)}
 
     @property
-    def parameters(self) -> int:
-        """How many parameters DDP reduces."""
-        return len(self._names)
-
-    @property
     def fired(self) -> int:
         """How often a gradient hook was called since the last ``rows``."""
         return len(self._ready)
 
-    def watch(self) -> None:
-        """Put a hook on every parameter."""
+    def watch(self, full: bool) -> None:
+        """Put a hook on every parameter, or (not ``full``) on the first of all and the last of each bucket; on none before
+        the buckets are known.
+        """
         ddp = self._reference()
-        self._ready.clear()
-        if ddp is None:
+        if ddp is None or full == self._full:
             return
-        for index, (_, parameter) in enumerate(self._parameters(ddp)):
-            self._handles.append(parameter.register_post_accumulate_grad_hook(self._on_ready(index)))
+        self.unwatch()
+        self._full = full
+        parameters = self._parameters(ddp)
+        keys = [(i, i) for i in range(len(parameters))] if full else self._last_members()
+        for key, index in keys:
+            self._handles.append(parameters[index][1].register_post_accumulate_grad_hook(self._on_ready(key)))
 
-    def _on_ready(self, index: int) -> Callable[[Any], None]:
+    def _last_members(self) -> list[tuple[int, int]]:
+        """(bucket number, or -1 for the first gradient of all; parameter index)."""
+        number = {name: index for index, name in enumerate(self._names)}
+        known = [(b.bucket, [number[name] for name in b.members or () if name in number]) for b in self._buckets]
+        last = [(bucket, members[-1]) for bucket, members in known if members]
+        return [(-1, known[0][1][0]), *last] if last and len(last) == len(known) else []
+
+    def _on_ready(self, key: int) -> Callable[[Any], None]:
         ready, clock = self._ready, time.perf_counter_ns
 
         def hook(_parameter: Any) -> None:
             if len(ready) < MAX_READY:
-                ready.append((index, clock()))
+                ready.append((key, clock()))
 
         return hook
 
     def unwatch(self) -> None:
-        """Take the hooks away; DDP samples as before."""
-        self.time_every_step(False)
+        """Take the hooks away."""
+        self._full = None
+        self._ready.clear()
         while self._handles:
             self._handles.pop().remove()
 
@@ -296,32 +279,39 @@ class _Model:
         if set_rate is not None and self._on_cpu:
             set_rate(1 if wanted else _DEFAULT_SAMPLE_RATE)
 
-    def rows(self, step: int, full: bool, timed: bool) -> Iterator[Line]:
-        """The lines that the end of a watched step gives: every gradient (``full``) or the buckets; ``timed``: DDP's times."""
+    def rows(self, step: int, timed: bool) -> Iterator[Line]:
+        """The lines that the end of a step gives: every gradient or the buckets alone; ``timed``: DDP's own times, too."""
         ddp = self._reference()
         if ddp is None:
             return
-        ready = [(index, at + OFFSET_NS) for index, at in self._ready]
+        ready = self._ready.copy()
         self._ready.clear()
-        self._seen_steps += 1
-        if ready:
-            self._used_in.append(step)
-        data = self._logged(ddp) if full or timed or self._seen_steps <= LAYOUT_STEPS else {}
-        rebuilt, buckets = _buckets(data, self._names)
+        self.seen_steps += 1
         common: dict[str, Any] = {
             "model": self.number,
             "step": step,
             "join": bool(getattr(getattr(ddp, "_join_config", None), "enable", False)),
             "sync": bool(ddp.require_backward_grad_sync),
         }
-        if full or not self._bucket_of:
-            seen = {index for index, _ in ready}
-            yield Grads(**common, ready=ready, unused=[i for i in range(len(self._names)) if i not in seen])
-        elif ready:
-            yield Ready(**common, first=ready[0][1], buckets=self._bucket_times(ready))
+        if not self._full:
+            last = {key: at + OFFSET_NS for key, at in ready}
+            if last:
+                buckets = [last.get(bucket.bucket) for bucket in self._buckets]
+                yield Ready(**common, first=last.get(-1), buckets=buckets)
+            return
+        if ready:
+            self._used_in.append(step)
+        seen = {index for index, _ in ready}
+        absolute = [(index, at + OFFSET_NS) for index, at in ready]
+        yield Grads(**common, ready=absolute, unused=[i for i in range(len(self._names)) if i not in seen])
+        yield from self._logged_rows(ddp, step, timed)
+
+    def _logged_rows(self, ddp: Any, step: int, timed: bool) -> Iterator[Line]:
+        """What DDP's logging data says of buckets and times."""
+        data = self._logged(ddp)
+        rebuilt, buckets = _buckets(data, self._names)
         if buckets and buckets != self._buckets:
             self._buckets = buckets
-            self._bucket_of = _bucket_of(buckets, self._names)
             yield Layout(model=self.number, step=step, rebuilt=rebuilt, buckets=buckets)
         times = {k: data[k] for k in _TIMES if k in data}
         if times and timed and self._on_cpu:
@@ -330,12 +320,6 @@ class _Model:
     def _logged(self, ddp: Any) -> dict[str, Any]:
         read = getattr(ddp, "_get_ddp_logging_data", None)
         return dict(read()) if read is not None else {}
-
-    def _bucket_times(self, ready: list[tuple[int, int]]) -> list[int | None]:
-        times: list[int | None] = [None] * len(self._buckets)
-        for index, at in ready:
-            times[self._bucket_of[index]] = at
-        return times
 
     def guessed_collectives(self, step: int) -> Iterator[dict[str, Any]]:
         """What DDP must have issued in a step, judged by its buckets; nothing where a hook of the job does the work."""
@@ -361,9 +345,3 @@ def _buckets(data: Mapping[str, Any], names: list[str]) -> tuple[bool, list[Buck
         known = [names[i] for i in indices if i < len(names)] if indices else None
         buckets.append(Bucket(bucket=number, bytes=int(size), members=known))
     return rebuilt, buckets
-
-
-def _bucket_of(buckets: list[Bucket], names: list[str]) -> list[int]:
-    """Bucket number by parameter index; [] unless every parameter is in one."""
-    of = {name: bucket.bucket for bucket in buckets for name in bucket.members or ()}
-    return [of[name] for name in names] if len(of) == len(set(names)) else []

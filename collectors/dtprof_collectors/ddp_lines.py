@@ -58,11 +58,11 @@ class Grads(msgspec.Struct, kw_only=True, tag_field="type", tag="grads"):
 
 
 class Ready(msgspec.Struct, kw_only=True, tag_field="type", tag="ready"):
-    """What is kept of most steps: when the first gradient was ready, and each bucket of the newest layout (None: never)."""
+    """What is kept of most steps: when the first gradient was ready, and the last of each bucket of the newest layout."""
 
     model: int
     step: int
-    first: int
+    first: int | None
     buckets: list[int | None]
     join: bool
     sync: bool

@@ -1,11 +1,11 @@
 """The own-cost meter: what dtprof itself takes from the loop, as a fraction of the time of uncaptured steps.
 
 Counted, step by step, with the monotonic clock: everything inside ``step()`` (step clock, collector hooks, writing) and
-what collectors report beside it (garbage-collection callbacks). Added from a calibration at the start: the calls of
-``annotate`` that found no listener, number x measured price. Not counted: captured steps, the three before and the one
-after them (the tracer has a price of its own: its facts in part.json, and the steps marked captured beside the others),
-the first step, and second-order effects such as cold caches; ``benchmarks/overhead.py`` measures those against a loop
-without dtprof.
+what collectors report beside it (garbage-collection callbacks, gradient hooks: number x a fixed price each). Added from a
+calibration at the start: the ranges that were timed as phases, number x measured price. Not counted: captured steps, the
+three before and the one after them (the tracer has a price of its own: its facts in part.json, and the steps marked
+captured beside the others), the first step, and second-order effects such as cold caches; ``benchmarks/overhead.py``
+measures those against a loop without dtprof.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ class Meter:
         self._own_whole += own_ns * whole
         self._whole2 += whole**2
 
-    def result(self, idle_ranges: float, price_ns: tuple[float, float]) -> dict[str, Any] | None:
+    def result(self, ranges: float, price_ns: tuple[float, float]) -> dict[str, Any] | None:
         """``fraction`` with ``low`` and ``high``, or None before the second step.
 
-        ``idle_ranges`` per step cost ``price_ns`` (best, worst) each. low: measured time alone, minus two standard errors of
-        the ratio (linearised). high: plus two standard errors, with idle ranges at twice their worst price.
+        ``ranges`` per step cost ``price_ns`` (best, median) each. low: measured time alone, minus two standard errors of
+        the ratio (linearised). high: plus two standard errors, with ranges at twice their median price.
         """
         if self.steps < 2 or self._whole <= 0:
             return None
         ratio = self._own / self._whole
         spread = self._own2 - 2 * ratio * self._own_whole + ratio**2 * self._whole2
         error = math.sqrt(max(spread, 0.0) * self.steps / (self.steps - 1)) / self._whole
-        best, worst = price_ns
-        per_step = idle_ranges * self.steps / self._whole
+        best, median = price_ns
+        per_step = ranges * self.steps / self._whole
         return {
             "fraction": ratio + per_step * best,
             "low": max(ratio - 2 * error, 0.0),
-            "high": ratio + 2 * error + 2 * per_step * worst,
+            "high": ratio + 2 * error + 2 * per_step * median,
             "steps": self.steps,
         }
