@@ -243,44 +243,57 @@ def links(size: int, me: World, repeats: int) -> list[Entry]:
     return entries
 
 
+def steps_of(args: argparse.Namespace, me: World, pairs: Sequence[tuple[str, Team]], wanted: Sequence[int]) -> list[Any]:
+    """What is measured, one function of the number of repetitions for each step."""
+    steps: list[Callable[[int], list[Entry]]] = [partial(collective, op, [team], wanted, me) for op, team in pairs]
+    if not args.no_concurrent:
+        one, two = team_of("world", me), team_of("twin", me)
+        steps += [partial(collective, "all_reduce", both, wanted, me) for both in ([one, one], [one, two])]
+    if not args.no_links and me.size > 1:
+        steps.append(partial(links, args.link_size, me))
+    return steps
+
+
+def run(args: argparse.Namespace, me: World) -> None:
+    """Prove, measure, measure again traced; rank 0 writes what all ranks found."""
+    out, mesh = Path(args.out or "runs/collectives"), Mesh({"world": me.size})
+    trace = args.capture == "again" and not args.no_dtprof
+    wanted = args.sizes or sizes("4K:256M:4" if me.device.type == "cuda" else "4K:4M:4")
+    teams = [team_of(name, me) for name in args.groups or [name for name in GROUPS if blocks(name, me.size)]]
+    pairs = [(op, team) for op in args.ops for team in teams if len(team.ranks) > 1 or op != "send_recv"]
+    steps = steps_of(args, me, pairs, wanted)
+    session = dtprof.profile(
+        out,
+        capture=(len(steps) + 1, 2 * len(steps) + 1) if trace else None,
+        job="collectives",
+        knobs={**vars(args), "sizes": wanted, **lab_knob()},
+        mesh=mesh.axes,
+        coordinates=mesh.coordinates(),
+        groups=[{"name": t.name, "ranks": b} for t in teams for b in blocks(t.name, me.size) if t.name != "world"],
+    )
+    mine: list[Entry] = []
+    with nullcontext() if args.no_dtprof else session:
+        for op, team in pairs:
+            prove(op, team, wanted[0], me.device)
+        dtprof.step()
+        for traced in (False, True) if trace else (False,):
+            for step in steps:
+                mine += [{**entry, "traced": traced} for entry in step(min(args.repeats, TRACED) if traced else args.repeats)]
+                dtprof.step()
+    everyone: list[Any] = [None] * me.size
+    dist.all_gather_object(everyone, mine)
+    if me.rank == 0:
+        rows = merge(everyone)
+        text = "".join(json.dumps({**row, "backend": dist.get_backend()}) + "\n" for row in rows)
+        write_atomic(out / "calibration.jsonl", lambda path: path.write_text(text))
+        print(table(rows), flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """One rank of the job."""
     args = read_options(parser(), argv, check)
-    out = Path(args.out or "runs/collectives")
     with world(args.seed) as me:
-        wanted = args.sizes or sizes("4K:256M:4" if me.device.type == "cuda" else "4K:4M:4")
-        teams = [team_of(name, me) for name in args.groups or [name for name in GROUPS if blocks(name, me.size)]]
-        pairs = [(op, team) for op in args.ops for team in teams if len(team.ranks) > 1 or op != "send_recv"]
-        plan: list[Callable[..., list[Entry]]] = [partial(collective, op, [team], wanted, me) for op, team in pairs]
-        if not args.no_concurrent:
-            one, two = team_of("world", me), team_of("twin", me)
-            plan += [partial(collective, "all_reduce", both, wanted, me) for both in ([one, one], [one, two])]
-        if not args.no_links and me.size > 1:
-            plan.append(partial(links, args.link_size, me))
-        trace = args.capture == "again" and not args.no_dtprof
-        made = [{"name": team.name, "ranks": b} for team in teams for b in blocks(team.name, me.size) if team.name != "world"]
-        mesh = Mesh({"world": me.size})
-        session = dtprof.profile(
-            out, capture=(len(plan) + 1, 2 * len(plan) + 1) if trace else None, job="collectives",
-            knobs={**vars(args), "sizes": wanted, **lab_knob()},
-            mesh=mesh.axes, coordinates=mesh.coordinates(), groups=made,
-        )  # fmt: skip
-        mine: list[Entry] = []
-        with nullcontext() if args.no_dtprof else session:
-            for op, team in pairs:
-                prove(op, team, wanted[0], me.device)
-            dtprof.step()
-            for traced in (False, True) if trace else (False,):
-                for step in plan:
-                    mine += [{**e, "traced": traced} for e in step(min(args.repeats, TRACED) if traced else args.repeats)]
-                    dtprof.step()
-        everyone: list[Any] = [None] * me.size
-        dist.all_gather_object(everyone, mine)
-        if me.rank == 0:
-            rows = merge(everyone)
-            text = "".join(json.dumps({**row, "backend": dist.get_backend()}) + "\n" for row in rows)
-            write_atomic(out / "calibration.jsonl", lambda path: path.write_text(text))
-            print(table(rows), flush=True)
+        run(args, me)
 
 
 if __name__ == "__main__":
