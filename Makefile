@@ -10,7 +10,7 @@ QUICK := 'not slow and not browser and not gpu'
 SCANNER := $(wildcard dtprof/ingest/kineto/_*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-browser lint bench gpu-check clean
+.PHONY: help setup demo test test-slow test-browser lint bench bench-check gpu-check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ lint: setup ## ruff, mypy --strict, import contracts
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
+
+bench-check: setup ## dtprof against its own baseline: ratios of reading, analysing and overhead
+	$(PY) benchmarks/check.py
 
 bench: setup ## benchmarks, each as a table
 	@for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; $(PY) $$file || exit 1; done
