@@ -12,6 +12,7 @@ from dtprof.launch import Outcome
 _CONTAINERS = ("docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "udocker")
 _ELSEWHERE = ("ssh", "pdsh", "clush", "kubectl", "sbatch", "ray", "sky", "modal", "qsub", "bsub", "flux")
 _MPI = ("mpirun", "mpiexec", "orterun")
+_MACHINES = ("srun", "aprun", "jsrun")
 _PYTHON = re.compile(r"^(python|pypy)[0-9.]*$")
 _INSIDE = "use dtprof inside: dtprof run -- COMMAND there, or dtprof.profile in the script"
 
@@ -54,4 +55,6 @@ def why_nothing(outcome: Outcome, command: Sequence[str]) -> str:
         return "no process of the job loaded torch"
     if os.path.basename(command[0]) in _MPI:
         return f"no Python process had our variables; mpirun hands them on with -x PYTHONPATH -x DTPROF_LAUNCH; {_INSIDE}"
+    if os.path.basename(command[0]) in _MACHINES:
+        return "no process of this machine was; what ranks on others recorded lies in the same folder there: see dtprof merge"
     return warning(command) or f"no Python process was started with the environment that it was given; {_INSIDE}"

@@ -33,7 +33,7 @@ class Done:
 def execute(words, **changes):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC", "DTPROF_RUN", "MASTER_"))}
     env = {**clean, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **changes}
-    done = subprocess.run([*map(str, words)], env=env, capture_output=True, text=True, check=False, timeout=250)
+    done = subprocess.run([*map(str, words)], env=env, capture_output=True, text=True, check=False, timeout=500)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -103,6 +103,7 @@ def test_the_commands_own_end_is_ours(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["plain", "loader", "accumulate", "gan", "uneven_gan", "zero", "fsdp", "compiled", "thread"])
 def test_every_kind_of_loop_under_torchrun(tmp_path, scripts, kind):
     meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
@@ -119,7 +120,8 @@ def test_every_kind_of_loop_under_torchrun(tmp_path, scripts, kind):
             "fsdp": "per step: AdamW 1 time", "compiled": "per step: SGD 1 time",
         }[kind]  # fmt: skip
     if kind == "accumulate":
-        assert "left out by the gradient scaler" in extra(out)["launch"]["optimizers"]
+        # steps 1, 5 and 9
+        assert extra(out)["launch"]["optimizers"] == "per step: SGD 1 time; 3 steps left out by the gradient scaler"
     if kind == "fsdp":
         (model,) = extra(out)["launch"]["fsdp"]
         assert (model["kind"], model["units"], model["mesh"]) == ("FSDP2", 4, {"shard": 2})

@@ -104,6 +104,7 @@ def test_afterwards_the_reason_comes_from_what_was_seen():
     assert "no process of the job loaded torch" in why("python")
     assert "no Python process" in why()
     assert "-x DTPROF_LAUNCH" in why(command=("mpirun", "-n", "2", "python", "x.py"))
+    assert "dtprof merge" in why(command=("srun", "-N", "2", "python", "x.py"))
     assert "ssh" in why(command=("ssh", "host"))
 
 
@@ -114,7 +115,12 @@ def test_a_script_that_has_a_session_of_its_own_follows_what_was_given():
     assert asked.over(own) == {"out": "/runs/1", "capture": None, "collectors": ["ddp"]}
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"out": 1, "bad": 2}'])
+def test_what_another_version_of_dtprof_adds_is_passed_over(monkeypatch):
+    monkeypatch.setenv(VARIABLE, '{"out": "/x", "run_id": "a", "of the future": 1}')
+    assert plan() == Plan(out="/x", run_id="a")
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "7", '{"out": 1, "bad": 2}'])
 def test_a_damaged_plan_is_none(monkeypatch, text):
     if text is None:
         monkeypatch.delenv(VARIABLE, raising=False)
