@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtprof.advise.rules.buckets import BucketSize
+from dtprof.advise.rules.buckets import BucketSize, Compression
 from dtprof.advise.rules.comm import Exposed, Waiting
 from dtprof.advise.rules.cores import NoCore
 from dtprof.advise.rules.ddp import Buckets, FindUnusedParameters
@@ -21,5 +21,6 @@ RULES: tuple[Rule, ...] = (
     NoCore(),
     FindUnusedParameters(),
     BucketSize(),
+    Compression(),
     Buckets(),
 )

@@ -1,4 +1,4 @@
-"""The rule that prices bucket sizes: it predicts the step under each and recommends the best one, or keeps silent."""
+"""Rules that price what DDP sends: in buckets of which size, and in which type. Each predicts the step, or keeps silent."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from dtprof.run import Run
 CAPS = (0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 # a saving below this share of the step is not worth a change
 LEAST_SAVING = 0.03
+# a change of the numbers has to bring more
+LEAST_COMPRESSED = 0.10
 
 
 def best_cap(run: Run) -> tuple[float, Outcome] | None:
@@ -83,5 +85,41 @@ class BucketSize:
             apply=f"DistributedDataParallel(model, {told})",
             verify=f"dtprof verify RUN --rule {self.id} -- CMD, which measures both settings in pairs",
             edit={"ddp.bucket_cap_mb": cap},
+            prediction=saving,
+        )
+
+
+class Compression:
+    """Gradients that travel in half the bytes make the step shorter."""
+
+    id = "ddp.compression"
+
+    def find(self, study: Lens) -> Iterator[Finding]:
+        """As ``BucketSize``; silent where the gradients already travel in less, or the saving is below LEAST_COMPRESSED."""
+        found = outcome(study.run, [Edit("comm.dtype", "bf16")])
+        saving = found.saving() if found is not None else None
+        if found is None or saving is None or saving.low <= 0:
+            return
+        share = saving.seconds_per_step * 1e9 / (found.measured_ns or 1.0)
+        if share < LEAST_COMPRESSED:
+            return
+        accounting: AccountingResult = study.result("accounting")
+        yield Finding(
+            rule=self.id,
+            severity="low",
+            title=f"Gradients sent as bf16 are predicted to save {percent(share)} of the step",
+            ranks=ranks_of(accounting),
+            steps=steps_of(accounting),
+            seconds_per_step=None,
+            evidence=(
+                Evidence(f"Predicted with half of the bytes and two conversions of each bucket: {in_words(found)}."),
+                Evidence("It changes the numbers: gradients lose 16 bits in each reduction. Compare losses as well as times."),
+                *(Evidence(f"{note[0].upper()}{note[1:]}.") for note in found.notes),
+            ),
+            why=f"the step waits for the network: with half of the bytes it is predicted to last {time(found.predicted_ns)}",
+            next=f"a bf16 communication hook, if the losses stay as they are. Predicted: {in_words(found)}",
+            apply="model.register_comm_hook(None, hook), with a hook that converts, reduces and converts back",
+            verify="dtprof gate with two commands, without and with the hook; and compare the losses",
+            edit={"comm.dtype": "bf16"},
             prediction=saving,
         )

@@ -19,6 +19,10 @@ from dtprof.errors import InputError
 
 # what is shown of a set of repetitions: disturbances only ever lengthen them
 _QUANTILE = 0.25
+# where sharing was not measured: a network that two fill no faster than one, and one with room for both
+_SHARING = (1.0, 2.0)
+# the most that handing over one collective was seen to cost, where it was not measured
+_MOST_PER_OP_NS = 6e5
 # sharing cannot make two operations faster than one, nor, in order, slower than one after the other by much
 _LEAST_SHARE, _MOST_SHARE = 1.0, 2.5
 
@@ -29,7 +33,7 @@ class CostTable:
 
     ``sizes`` (bytes, ascending) and ``times`` (ns) of the operation alone; ``shared_sizes`` and ``shared``: how many times
     longer each of two in flight takes; ``spread``: relative half-width of the repetitions; ``source`` in words; ``per_op``: ns
-    of the calling thread to hand one over.
+    of the calling thread to hand one over; None where not measured.
     """
 
     sizes: NDArray[np.float64]
@@ -38,7 +42,18 @@ class CostTable:
     shared: NDArray[np.float64]
     spread: float
     source: str
-    per_op: float = 0.0
+    per_op: float | None = None
+
+    def variants(self) -> list[CostTable]:
+        """The table at the ends of what is not known of it: its spread, and, where not measured, sharing and handing over."""
+        spread = min(self.spread, 0.5)
+        out = [self.stretched(1 + spread), self.stretched(1 - spread)]
+        if len(self.shared) == 0:
+            size = self.sizes[-1:]
+            out += [replace(self, shared_sizes=size, shared=np.array([factor])) for factor in _SHARING]
+        if self.per_op is None:
+            out.append(replace(self, per_op=_MOST_PER_OP_NS))
+        return out
 
     def alone(self, size: float) -> float:
         """ns of an operation of ``size`` bytes with nothing beside it."""
@@ -47,7 +62,7 @@ class CostTable:
     def slowdown(self, size: float) -> float:
         """How many times longer it takes beside another one."""
         if len(self.shared_sizes) == 0:
-            return _MOST_SHARE / 1.25
+            return sum(_SHARING) / 2
         return float(np.clip(np.interp(size, self.shared_sizes, self.shared), _LEAST_SHARE, _MOST_SHARE))
 
     def scaled(self, bandwidth: float = 1.0, latency: float = 1.0) -> CostTable:
@@ -95,10 +110,10 @@ def from_calibration(path: Path, op: str, n: int) -> CostTable:
     )
     both = [s for s in sizes if s in beside]
     shared = [float(np.quantile(beside[s], _QUANTILE)) / float(times[sizes.index(s)]) for s in both]
-    per_op = float(np.quantile(beside[both[0]], _QUANTILE)) - float(times[sizes.index(both[0])]) if both else 0.0
+    per_op = float(np.quantile(beside[both[0]], _QUANTILE)) - float(times[sizes.index(both[0])]) if both else None
     return CostTable(
         np.array(sizes, float), times, np.array(both, float), np.array(shared), spread,
-        f"calibration of {len(sizes)} sizes in {file}", max(per_op, 0.0),
+        f"calibration of {len(sizes)} sizes in {file}", None if per_op is None else max(per_op, 0.0),
     )  # fmt: skip
 
 
@@ -124,7 +139,7 @@ def from_spans(sizes: NDArray[np.float64], alone: NDArray[np.float64], beside: N
     if best is None:
         return None
     error, alpha, beta, factor = best
-    ends = np.array([float(sizes.min()), float(sizes.max())])
+    ends = np.array([0.0, float(sizes.max())])
     seen = np.array([float(sizes.max())]) if beside.sum() > 0 else np.empty(0)
     return CostTable(
         ends, alpha + beta * ends, seen, np.full(len(seen), factor), error, f"{len(sizes)} operations of the run itself"

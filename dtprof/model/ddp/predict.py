@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -51,9 +52,10 @@ class Prediction:
 class DdpModel:
     """The DDP steps of a run as rank works, and what its collectives cost. Replays the run, and predicts changes of it."""
 
-    def __init__(self, seen: Seen, cost: CostTable) -> None:
+    def __init__(self, seen: Seen, cost: CostTable, *, stretch: bool = True) -> None:
         self.seen = seen
-        self.cost = cost.stretched(_stretch(seen, cost))
+        self.cost = cost.stretched(_stretch(seen, cost)) if stretch else cost
+        self.per_op = self.cost.per_op or 0.0
         self.order = [i for bucket in seen.buckets for i in bucket]
         self.works = {step: [self._work(r) for r in ranks] for step, ranks in seen.steps.items()}
         self.order = sorted(range(len(seen.sizes)), key=lambda i: self._typical_ready(i))
@@ -66,13 +68,13 @@ class DdpModel:
         """Take out of a measured step what its own collectives put in."""
         seen = self.seen
         before = np.searchsorted(np.sort(rank.launched), rank.ready, "left")
-        ready = rank.ready - self.cost.per_op * before
-        copy = _copy(rank, seen, self.cost.per_op)
+        ready = rank.ready - self.per_op * before
+        copy = _copy(rank, seen)
         held = seen.bytes
         at = max(float(rank.ready.max()) + copy * seen.sizes[int(np.argmax(rank.ready))], 0.0)
         for size, done in zip(held.tolist(), rank.ended.tolist(), strict=True):
             at = max(at, done) + copy * size
-        return RankWork(ready, copy, self.cost.per_op, rank.end - at)
+        return RankWork(ready, copy, self.per_op, rank.end - at)
 
     def _step(self, works: Sequence[RankWork], change: Change) -> StepTimes:
         seen = self.seen
@@ -122,21 +124,23 @@ class DdpModel:
         """
         steps = list(self.works)
         gains = [self._length(self.works[s], change) - self.base[s].length for s in steps]
-        gain = float(np.median(gains))
+        gain = self._gain(change)
         value = self.seen.typical_ns + gain
         noise = float(np.std(gains)) / max(len(gains), 1) ** 0.5
-        dearer = self._with(self.cost.stretched(1 + self.cost.spread), change, steps)
-        cheaper = self._with(self.cost.stretched(1 - min(self.cost.spread, 0.5)), change, steps)
-        half = float(np.hypot(_SIGMAS * noise, max(abs(dearer - gain), abs(gain - cheaper)))) + self.replay_error * value
+        off = max(abs(other._gain(change) - gain) for other in self._variants)
+        half = float(np.hypot(_SIGMAS * noise, off)) + self.replay_error * value
         middle = steps[int(np.argsort(gains)[len(gains) // 2])]
         times = self._step(self.works[middle], change)
         return Prediction(value, value - half, value + half, self.seen.typical_ns, self.replay_error, len(times.begin), times)
 
-    def _with(self, cost: CostTable, change: Change, steps: Sequence[int]) -> float:
-        """The gain if collectives cost otherwise: in the run that was measured too."""
-        other = replace_cost(self, cost)
-        gains = [other._length(self.works[s], change) - other._length(self.works[s], Change()) for s in steps]
-        return float(np.median(gains))
+    @cached_property
+    def _variants(self) -> list[DdpModel]:
+        """The same steps with the costs at the ends of what is not known of them."""
+        return [DdpModel(self.seen, cost, stretch=False) for cost in self.cost.variants()]
+
+    def _gain(self, change: Change) -> float:
+        """Median over the steps of the time that a change adds, ns."""
+        return float(np.median([self._length(works, change) - self.base[step].length for step, works in self.works.items()]))
 
 
 def _like_the_others(works: Sequence[RankWork], place: int) -> list[RankWork]:
@@ -192,7 +196,7 @@ def _stretch(seen: Seen, cost: CostTable) -> float:
     return float(np.median(work[heavy] / expected[heavy]))
 
 
-def _copy(rank: RankStep, seen: Seen, per_op: float) -> float:
+def _copy(rank: RankStep, seen: Seen) -> float:
     """ns per byte with which the backward pass ends when DDP copies the buckets back; 0 where its end is not marked."""
     if rank.backward is None:
         return 0.0
