@@ -138,7 +138,9 @@ def _spans(events: Table, lo: int, hi: int, start: Any, where: Any, args: Any) -
 
 def microseconds(times: Ints) -> list[int] | list[float]:
     """Times in microseconds: whole numbers where all of them are (HTA rounds others down)."""
-    return (times / 1000).tolist() if np.any(times % 1000) else (times // 1000).tolist()
+    whole = not np.any(times % 1000)
+    plain: list[int] | list[float] = (times // 1000).tolist() if whole else (times / 1000).tolist()
+    return plain
 
 
 def _category(kind: str, on_device: bool) -> str:
@@ -154,9 +156,9 @@ def _launches(events: Table, lo: int, hi: int, start: Any, where: Any, number: i
     launch = events["launch"]
     rows = np.arange(lo, hi)[launch[lo:hi] >= 0]
     out: list[Event] = []
-    lanes, correlations = events["lane"], events["correlation"]
+    lanes = events["lane"]
     for row, call in zip(rows.tolist(), launch[rows].tolist(), strict=True):
-        key = f"{number}.{call}.{row}" if number or correlations[row] < 0 else int(correlations[row])
+        key = number << 32 | row
         for phase, at, more in (("s", call, {}), ("f", row, {"bp": "e"})):
             pid, tid, _ = where.of(int(lanes[at]))
             arrow = {"ph": phase, "id": key, "pid": pid, "tid": tid, "ts": float(start[at] / 1000)}

@@ -18,6 +18,8 @@ from dtprof.table import Table
 
 # process numbers in the file of all ranks: this times the number of the part, plus the device, or plus _HOST
 _PART, _HOST = 1000, 999
+# numbers of arrows: the part and the row that was launched, or one of these and a number; all exact in a float64
+_FORWARD, _OPERATION = 1 << 51, 1 << 52
 # pid of a part whose process is not known, plus its ordinal
 _ASSUMED_PID = 2**22 + 1
 _NAMES = {
@@ -171,7 +173,7 @@ def forward_backward(run: Run, part: Part, start: Ints, where: Tracks, number: i
     for i, (src, dst) in enumerate(zip(rows["src"].tolist(), rows["dst"].tolist(), strict=True)):
         for phase, at in (("s", src), ("f", dst)):
             pid, tid, _ = where.of(int(lane[at]))
-            arrow = {"ph": phase, "id": f"{number}.{i}" if number else i, "pid": pid, "tid": tid, "ts": float(start[at] / 1000)}
+            arrow = {"ph": phase, "id": _FORWARD | number << 32 | i, "pid": pid, "tid": tid, "ts": float(start[at] / 1000)}
             out.append({**arrow, "cat": "fwdbwd", "name": "fwdbwd", **({"bp": "e"} if phase == "f" else {})})
     return out
 
@@ -249,7 +251,7 @@ def flows(run: Run, zero: int) -> list[Event]:
             phase = "s" if place == 0 else "f" if place + 1 == len(shares) else "t"
             ts = float(aligned(part, events["ts"][row : row + 1], zero)[0] / 1000)
             out.append({
-                "ph": phase, "id": f"operation {operation}", "cat": "operation", "name": "operation", "pid": pid, "tid": tid,
+                "ph": phase, "id": _OPERATION | operation, "cat": "operation", "name": "operation", "pid": pid, "tid": tid,
                 "ts": ts, "bp": "e",
             })  # fmt: skip
     return out

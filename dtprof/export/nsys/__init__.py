@@ -9,6 +9,7 @@ Per part of the run, below the folder:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from dtprof.export.common import Progress, Written, clock_zero, label, part_names, silent
@@ -50,19 +51,23 @@ def write_part(run: Run, part: Part, zero: int, stem: Path, *, first: bool) -> l
     """The report of one part; the run's own tables go with the ``first``."""
     report, database, folder = (stem.with_name(stem.name + e) for e in (".nsys-rep", ".sqlite", "_pqtdir"))
     report.write_bytes(b"")
-    sheets = sheets_of(Source(run, part, zero, StringIds()))
-    rows = write.parquet_folder(folder, sheets)
-    # the database last: nsys takes it for stale where the report is newer
-    with write.new_database(database) as file:
+    rows = 0
+    # the database appears last: nsys takes it for stale where the report is newer
+    with write.new_database(database) as file, write.ParquetFolder(folder) as parquet:
         write.create(file)
-        for sheet in sheets:
+        for sheet in sheets(Source(run, part, zero, StringIds())):
             write.insert(file, sheet)
+            parquet.add(sheet)
+            rows += sheet.rows
         own.write(file, run, part, with_run_tables=first)
     return [Written(report, 0), Written(database, rows), Written(folder, rows)]
 
 
-def sheets_of(source: Source) -> list[Sheet]:
-    """Every table of one part that has something to say, strings last."""
+def sheets(source: Source) -> Iterator[Sheet]:
+    """Every table of one part, large ones in pieces, strings last."""
     source.strings.of("")
-    sheets = [*device.sheets(source), host.calls(source), host.nvtx(source), *target.sheets(source)]
-    return [*sheets, source.strings.sheet()]
+    yield from device.sheets(source)
+    yield from host.calls(source)
+    yield from host.nvtx(source)
+    yield from target.sheets(source)
+    yield source.strings.sheet()

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from dtprof.export.nsys import names
 from dtprof.export.nsys.schema import MEM_KINDS
 from dtprof.export.nsys.sheet import Sheet, Values
-from dtprof.export.nsys.source import Source
+from dtprof.export.nsys.source import Source, pieces
 from dtprof.intervals import Ints
 from dtprof.schema import MISSING, MISSING32
 
 
-def sheets(source: Source) -> list[Sheet]:
-    """The four tables, those without rows too: reports ask for them."""
-    return [kernels(source), copies(source), memsets(source), syncs(source)]
+def sheets(source: Source) -> Iterator[Sheet]:
+    """The four tables in pieces."""
+    syncs_on_streams = np.flatnonzero(source.events.is_("kind", "sync") & (source.device >= 0))
+    for make, rows in (
+        (kernels, source.rows_of("kernel", "comm")),
+        (copies, source.rows_of("memcpy")),
+        (memsets, source.rows_of("memset")),
+        (syncs, syncs_on_streams),
+    ):
+        for piece in pieces(rows):
+            yield make(source, piece)
 
 
 def _common(source: Source, rows: Ints) -> dict[str, Values]:
@@ -30,9 +40,8 @@ def _common(source: Source, rows: Ints) -> dict[str, Values]:
     }
 
 
-def kernels(source: Source) -> Sheet:
+def kernels(source: Source, rows: Ints) -> Sheet:
     """Kernels, communication kernels among them."""
-    rows = source.rows_of("kernel", "comm")
     events = source.events
     comm = set(np.unique(events["name"][rows[events.is_("kind", "comm")[rows]]]).tolist())
     values = events.values("name")
@@ -49,7 +58,7 @@ def kernels(source: Source) -> Sheet:
         **_launch_parameters(source, rows),
         "localMemoryPerThread": 0,
         "localMemoryTotal": 0,
-        "gridId": np.arange(len(rows), dtype=np.int64),
+        "gridId": rows,
         "graphNodeId": events["graph_node"][rows],
         "sharedMemoryLimitConfig": 0,
     })  # fmt: skip
@@ -81,9 +90,8 @@ def _triple(text: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def copies(source: Source) -> Sheet:
+def copies(source: Source, rows: Ints) -> Sheet:
     """Copies."""
-    rows = source.rows_of("memcpy")
     events = source.events
     directions = np.array([names.COPY_KINDS.get(v, 0) for v in events.values("copy_kind")] + [0], np.int64)
     from_to = _memory_kinds(source)
@@ -98,9 +106,8 @@ def copies(source: Source) -> Sheet:
     })  # fmt: skip
 
 
-def memsets(source: Source) -> Sheet:
+def memsets(source: Source, rows: Ints) -> Sheet:
     """Memsets."""
-    rows = source.rows_of("memset")
     return Sheet("CUPTI_ACTIVITY_KIND_MEMSET", len(rows), {
         **_common(source, rows),
         "value": 0,
@@ -110,9 +117,8 @@ def memsets(source: Source) -> Sheet:
     })  # fmt: skip
 
 
-def syncs(source: Source) -> Sheet:
+def syncs(source: Source, rows: Ints) -> Sheet:
     """Synchronisations that lie on a stream."""
-    rows = np.flatnonzero(source.events.is_("kind", "sync") & (source.device >= 0))
     types = np.array([names.sync_type(v) for v in source.events.values("name")] + [0], np.int64)
     kind = types[source.events["name"][rows]]
     common = {**_common(source, rows), "correlationId": source.events["correlation"][rows]}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ import numpy as np
 from dtprof.export.common import aligned
 from dtprof.export.nsys import names
 from dtprof.export.nsys.schema import CATEGORY, DOMAIN, PUSH_POP, START_END
-from dtprof.export.nsys.sheet import Sheet, Values, concatenate
-from dtprof.export.nsys.source import Source
+from dtprof.export.nsys.sheet import Sheet, Values
+from dtprof.export.nsys.source import Source, pieces
 from dtprof.intervals import Ints
 from dtprof.ranges import parse_range
 from dtprof.schema import EVENT_KINDS, MISSING, MISSING32, PHASES
@@ -35,9 +36,14 @@ _DOMAIN_OF = {"range": "dtprof", "cpu_op": "torch", "comm": "communication", "py
 _PAYLOADS = ("step", "microbatch", "bucket")
 
 
-def calls(source: Source) -> Sheet:
-    """CUDA calls."""
-    rows, events = source.calls, source.events
+def calls(source: Source) -> Iterator[Sheet]:
+    """CUDA calls, in pieces."""
+    for rows in pieces(source.calls):
+        yield _calls(source, rows)
+
+
+def _calls(source: Source, rows: Ints) -> Sheet:
+    events = source.events
     classes = np.array([names.event_class(v) for v in events.values("name")] + [0], np.int64)
     return Sheet("CUPTI_ACTIVITY_KIND_RUNTIME", len(rows), {
         "start": source.start[rows],
@@ -50,10 +56,14 @@ def calls(source: Source) -> Sheet:
     })  # fmt: skip
 
 
-def nvtx(source: Source) -> Sheet:
+def nvtx(source: Source) -> Iterator[Sheet]:
     """All NVTX rows: domains, categories, spans, steps without a span, NCCL's ranges, copies for launching threads."""
-    rows = span_rows(source)
-    return concatenate([_declarations(source), _spans(source, rows), _unmarked_steps(source), _nccl(source), _copies(source)])
+    yield _declarations(source)
+    for rows in pieces(span_rows(source)):
+        yield _spans(source, rows)
+    yield _unmarked_steps(source)
+    yield _nccl(source)
+    yield _copies(source)
 
 
 def span_rows(source: Source) -> Ints:

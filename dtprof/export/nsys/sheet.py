@@ -73,28 +73,3 @@ class StringIds:
     def sheet(self) -> Sheet:
         """The table StringIds."""
         return Sheet("StringIds", len(self._ids), {"id": list(self._ids.values()), "value": list(self._ids)})
-
-
-def concatenate(sheets: Sequence[Sheet]) -> Sheet:
-    """All rows of sheets of one table, by start; an array column stays an array."""
-    table, rows = sheets[0].table, sum(s.rows for s in sheets)
-    names = [n for n in TABLES[table] if any(n in s.columns for s in sheets)]
-    start = np.concatenate([np.asarray(s.columns["start"], np.int64) for s in sheets])
-    order = np.argsort(start, kind="stable")
-    columns: dict[str, Values] = {}
-    for name in names:
-        found = [s.columns.get(name) for s in sheets]
-        if TABLES[table][name].startswith("TEXT"):
-            texts = [v for s, f in zip(sheets, found, strict=True) for v in _plain(f, 0, s.rows)]
-            columns[name] = [texts[i] for i in order.tolist()]
-        else:
-            columns[name] = np.concatenate([_numbers(f, s.rows) for s, f in zip(sheets, found, strict=True)])[order]
-    return Sheet(table, rows, columns)
-
-
-def _numbers(values: Values, rows: int) -> Ints:
-    if values is None:
-        return np.full(rows, MISSING, np.int64)
-    if isinstance(values, int):
-        return np.full(rows, values, np.int64)
-    return np.asarray([MISSING if v is None else v for v in values] if isinstance(values, list) else values, np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,8 @@ _LARGEST = 2**24 - 1
 VM = 1
 # pid of a part whose process is not known: this plus its ordinal
 _ASSUMED_PID = 2**22 + 1
+# rows of a table that are made at a time
+_PIECE = 200_000
 
 
 @dataclass
@@ -175,3 +178,9 @@ class Source:
         """Device rows of these kinds."""
         mask: NDArray[np.bool_] = self.events.is_("kind", *kinds)[self.device_rows]
         return self.device_rows[mask]
+
+
+def pieces(rows: Ints) -> Iterator[Ints]:
+    """Rows a piece at a time, so that no table is held whole."""
+    for start in range(0, len(rows), _PIECE):
+        yield rows[start : start + _PIECE]

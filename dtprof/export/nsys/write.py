@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,15 +53,28 @@ def new_database(path: Path) -> Iterator[sqlite3.Connection]:
         temporary.unlink(missing_ok=True)
 
 
-def parquet_folder(folder: Path, sheets: Sequence[Sheet]) -> int:
-    """``folder/TABLE.parquet`` for every table, empty ones too; the folder is made anew. Returns the rows."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    by_table = {sheet.table: sheet for sheet in sheets}
-    for table, columns in TABLES.items():
-        schema = pa.schema([(name, _ARROW[kind.split()[0]]) for name, kind in columns.items()])
-        with pq.ParquetWriter(folder / f"{table}.parquet", schema) as writer:
-            for values in by_table[table].chunks(CHUNK) if table in by_table else ():
-                arrays = [pa.array(v, field.type) for v, field in zip(values, schema, strict=True)]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-    return sum(sheet.rows for sheet in sheets)
+class ParquetFolder:
+    """``folder/TABLE.parquet`` for every table, empty ones too; the folder is made anew."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self._writers = {table: pq.ParquetWriter(folder / f"{table}.parquet", _schema(table)) for table in TABLES}
+
+    def __enter__(self) -> ParquetFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def add(self, sheet: Sheet) -> None:
+        """Add the rows of a sheet."""
+        schema = _schema(sheet.table)
+        for values in sheet.chunks(CHUNK):
+            arrays = [pa.array(v, field.type) for v, field in zip(values, schema, strict=True)]
+            self._writers[sheet.table].write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _schema(table: str) -> pa.Schema:
+    return pa.schema([(name, _ARROW[kind.split()[0]]) for name, kind in TABLES[table].items()])

@@ -84,6 +84,8 @@ class Texts:
 
     def news(self) -> bytes:
         """The packet that declares what is new."""
+        if not any(self._new):
+            return b""
         data = proto.interned(*self._new)
         for new in self._new:
             new.clear()
@@ -138,22 +140,26 @@ class PartWriter:
     def _slices(self, lane: int, rows: Ints, start: Ints, end: Ints, args: Arguments) -> Iterator[bytes]:
         device, name, on_device = self._lane(lane)
         uuid = _LANE * (self._order + 1) + (lane + 1) * _SPARE
-        names, kinds, codes = self._table["name"], self._table["kind"], self._table.values("name")
-        declared: dict[int, bytes] = {}
-        for edge in edges(rows, start, end):
-            if edge.depth not in declared:
-                track = uuid + edge.depth
-                declared[edge.depth] = proto.number(11, track)
-                yield proto.lane_track(track, name if not edge.depth else f"{name} (overlapping)", self._uuid(device))
-            if not edge.begins:
-                yield proto.end(edge.ts, declared[edge.depth])
+        tracks: dict[int, bytes] = {}
+        openings: dict[tuple[int, int, int], bytes] = {}
+        names, kinds = self._table["name"], self._table["kind"]
+        for ts, row, depth, begins in edges(rows, start, end):
+            if depth not in tracks:
+                tracks[depth] = proto.number(11, uuid + depth)
+                yield proto.lane_track(uuid + depth, name if not depth else f"{name} (overlapping)", self._uuid(device))
+            if not begins:
+                yield proto.end(ts, tracks[depth])
                 continue
             self.events += 1
-            code = int(names[edge.row])
-            named = self._texts.of(1, codes[code] if code >= 0 else "")
-            category = self._texts.of(0, EVENT_KINDS[kinds[edge.row]])
-            more = self._annotations(edge.row, args(edge.row, on_device, lane)) + self._flows(edge.row)
-            yield self._texts.news() + proto.begin(edge.ts, declared[edge.depth], category, named, more)
+            key = (depth, int(kinds[row]), int(names[row]))
+            if key not in openings:
+                openings[key] = self._opening(tracks[depth], key[1], key[2])
+            more = self._annotations(row, args(row, on_device, lane)) + self._flows(row)
+            yield self._texts.news() + proto.begin(ts, openings[key], more)
+
+    def _opening(self, track: bytes, kind: int, name: int) -> bytes:
+        text = self._table.values("name")[name] if name >= 0 else ""
+        return proto.opening(track, self._texts.of(0, EVENT_KINDS[kind]), self._texts.of(1, text))
 
     def _annotations(self, row: int, values: dict[str, Any]) -> bytes:
         """The arguments of an event, and the step and phase that it belongs to."""

@@ -7,6 +7,7 @@ the wire format is described in "Encoding" of the Protocol Buffers documentation
 from __future__ import annotations
 
 import struct
+from functools import cache
 
 VARINT, FIXED64, BYTES = 0, 1, 2
 # TrackEvent.Type
@@ -16,9 +17,7 @@ _CLEARED, _NEEDS = 1, 2
 _SEQUENCE = 1
 
 
-def varint(value: int) -> bytes:
-    """A varint; negative numbers as 64-bit two's complement."""
-    value &= 0xFFFF_FFFF_FFFF_FFFF
+def _varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -27,6 +26,17 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+_SMALL = tuple(_varint(n) for n in range(1 << 14))
+
+
+def varint(value: int) -> bytes:
+    """A varint; negative numbers as 64-bit two's complement."""
+    if 0 <= value < 1 << 14:
+        return _SMALL[value]
+    return _varint(value & 0xFFFF_FFFF_FFFF_FFFF)
+
+
+@cache
 def tag(field: int, wire: int) -> bytes:
     """Key of a field."""
     return varint(field << 3 | wire)
@@ -113,15 +123,29 @@ _HEAD = number(10, _SEQUENCE) + number(13, _NEEDS)
 _BEGIN, _END, _COUNTER = (number(9, kind) for kind in (BEGIN, END, COUNTER))
 
 
-def begin(ts: int, track: bytes, category: int, name: int, more: bytes = b"") -> bytes:
-    """A slice begins; ``track`` is ``number(11, uuid)``, made once per track; ``more`` holds annotations and flows."""
-    event = _BEGIN + track + number(3, category) + number(10, name) + more
-    return packet(number(8, ts) + _HEAD + blob(11, event))
+_TIME, _EVENT = tag(8, VARINT), tag(11, BYTES)
+_PACKET = tag(1, BYTES)
+
+
+def _event(ts: int, event: bytes) -> bytes:
+    """A packet with a track event."""
+    body = _TIME + varint(ts) + _HEAD + _EVENT + varint(len(event)) + event
+    return _PACKET + varint(len(body)) + body
+
+
+def opening(track: bytes, category: int, name: int) -> bytes:
+    """What all slices of a name on a track begin with; ``track`` is ``number(11, uuid)``."""
+    return _BEGIN + track + number(3, category) + number(10, name)
+
+
+def begin(ts: int, opening: bytes, more: bytes = b"") -> bytes:
+    """A slice begins; ``more`` holds annotations and flows."""
+    return _event(ts, opening + more)
 
 
 def end(ts: int, track: bytes) -> bytes:
     """The innermost open slice of the track ends."""
-    return packet(number(8, ts) + _HEAD + blob(11, _END + track))
+    return _event(ts, _END + track)
 
 
 def flow(identity: int) -> bytes:
@@ -131,4 +155,4 @@ def flow(identity: int) -> bytes:
 
 def counter(ts: int, track: bytes, value: float) -> bytes:
     """A reading."""
-    return packet(number(8, ts) + _HEAD + blob(11, _COUNTER + track + double(44, value)))
+    return _event(ts, _COUNTER + track + double(44, value))

@@ -7,7 +7,7 @@ which it fits, so that no start and no end is moved.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from dtprof.intervals import Ints
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """A slice of event ``row`` begins or ends on a track; ``depth`` 0 is the lane's own track."""
 
     ts: int
