@@ -50,6 +50,6 @@ def open_run(path: str | Path | Sequence[str | Path], **options: Any) -> Run:
         what = "an empty folder" if held == 0 else f"none of its {held} entries is a trace"
         raise NotATrace(
             f"{where}: {what}",
-            "give a dtprof run directory, or torch.profiler traces (*.json, *.json.gz), Nsight Systems reports or a folder of them",
+            "give a dtprof run directory, or torch.profiler traces (*.json, *.json.gz), nsys reports or a folder of them",
         )
     return (NsysReader() if is_sqlite(where) else KinetoReader()).read(where, options)

@@ -19,7 +19,7 @@ from dtprof.schema import SCHEMA_VERSION
 from dtprof.table import Table
 
 # to be raised whenever the ingest of an unchanged file would give other tables
-INGEST_VERSION = 4
+INGEST_VERSION = 5
 # smaller files are read again faster than a cache is kept
 LEAST_BYTES = 1_000_000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from dtprof.ingest.frameworks import phase_and_tags
 from dtprof.ranges import parse_range
 from dtprof.schema import PHASES
 
@@ -21,11 +22,11 @@ _PHASE_NAMES = (
 
 @cache
 def phase_of(name: str) -> str | None:
-    """Phase that a range name means: its ``phase`` tag, else its base name; None where it means none."""
+    """Phase that a range name means: its ``phase`` tag, else its base name or a framework's; None where it means none."""
     base, tags = parse_range(name)
     if tags.get("phase") in PHASES:
         return str(tags["phase"])
     for phase, pattern in _PHASE_NAMES:
         if pattern.search(base):
             return phase
-    return None
+    return phase_and_tags(base)[0]

@@ -31,7 +31,7 @@ from dtprof.table import Table
 
 _PART = re.compile(r"^part(\d{5})$")
 # to be raised whenever the same raw files would give other tables
-_INGEST_VERSION = 5
+_INGEST_VERSION = 6
 
 Quality = list[tuple[str, str, int, str]]
 

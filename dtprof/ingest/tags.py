@@ -1,4 +1,4 @@
-"""Tags of annotated ranges (``forward#microbatch=2#layer=blocks.0``) on everything that runs inside them."""
+"""Tags of annotated ranges (``forward#microbatch=2#layer=blocks.0``) and of frameworks' on everything that runs inside them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dtprof.ingest.frameworks import phase_and_tags
 from dtprof.intervals import Ints
 from dtprof.ranges import INT_TAGS, parse_range
 from dtprof.schema import MISSING32
@@ -24,7 +25,7 @@ def tag_columns(name: Strings, ranges: Rows, lane: Rows, ts: Ints, dur: Ints, la
     ``ranges`` are rows of host ranges, ascending in time: events of the same thread that start inside one take its tags,
     the innermost range's first; device events take those of their launch call.
     """
-    tags = [parse_range(n)[1] if "#" in n and "=" in n else {} for n in name.values]
+    tags = [parse_range(n)[1] if "#" in n and "=" in n else phase_and_tags(n)[1] for n in name.values]
     tagged = [r for r in ranges.tolist() if name.codes[r] >= 0 and tags[name.codes[r]]]
     numbers: dict[str, NDArray[np.int32]] = {}
     layers = np.full(len(ts), -1, np.int32)

@@ -15,6 +15,9 @@ from dtprof.ingest.kineto.spans import Rows, is_kind
 from dtprof.schema import DEVICE_KINDS, MISSING
 from dtprof.table import Strings
 
+# an argument that more than one span in this many has is looked up in a full column
+_SPARSE = 16
+
 
 @dataclass
 class Events:
@@ -49,6 +52,10 @@ class Events:
         if column is None or len(column.rows) == 0:
             return None
         wanted = self.order[rows]
+        if len(column.rows) * _SPARSE > len(self.raw.ts) and not isinstance(column.values, Strings):
+            full = np.full(len(self.raw.ts), np.nan if column.values.dtype.kind == "f" else MISSING, column.values.dtype)
+            full[column.rows] = column.values
+            return full[wanted]
         at = np.minimum(np.searchsorted(column.rows, wanted), len(column.rows) - 1)
         hit = column.rows[at] == wanted
         if isinstance(column.values, Strings):

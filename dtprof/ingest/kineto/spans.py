@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtprof.catalogue.collectives import COMM_NAME
+from dtprof.ingest.distinct import distinct, firsts
 from dtprof.ingest.kineto.raw import Ints, RawTrace
 from dtprof.schema import DEVICE_KINDS, EVENT_KINDS, MISSING, MISSING32, ROLES
 from dtprof.table import Strings, Table
@@ -116,12 +117,13 @@ def lanes(raw: RawTrace, kind: Codes) -> Lanes:
     stream[rows] = np.where(given_stream != MISSING, given_stream, track_tid)
 
     pairs = device * (1 << 40) + stream
-    _, first, of_span = np.unique(pairs, return_index=True, return_inverse=True)
+    found, of_span = distinct(pairs)
+    first = firsts(of_span, len(found))
     host = device[first] < 0
     context = dense(raw, "context")
     labels = {(p, t): v for n, p, t, v in raw.metadata if n == "thread_name"}
     return Lanes(
-        of_span.reshape(-1).astype(np.int32),
+        of_span,
         np.where(host, -1, device[first]).astype(np.int32),
         np.where(host, MISSING, stream[first]),
         np.where(host, pid[raw.track[first]], MISSING),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from dtprof.ingest.distinct import distinct_rows
 from dtprof.ingest.nsys.cells import Ints, Kind
 from dtprof.ingest.nsys.source import Batch, Source, read
 from dtprof.ingest.nsys.spans import CATS, Names, Spans, joined, process_of, thread_of
@@ -66,7 +67,7 @@ def _place_syncs(tables: list[Spans]) -> None:
     for spans in tables:
         if len(spans) and CATS[int(spans.cat[0])] in ("kernel", "gpu_memcpy", "gpu_memset"):
             keys = np.stack((spans.process, spans.args["context"], spans.args["device"]))
-            for process, context, device in np.unique(keys, axis=1).T.tolist():
+            for process, context, device in keys[:, distinct_rows(keys)[0]].T.tolist():
                 device_of[process, context] = device
     for spans in tables:
         if len(spans) and CATS[int(spans.cat[0])] == "cuda_sync":
@@ -124,11 +125,9 @@ def unpacked(packed: int) -> str:
 
 def _copies(batch: Batch, names: Names) -> Spans:
     kind, src, dst = batch.ints("copyKind"), batch.ints("srcKind"), batch.ints("dstKind")
-    packed = np.clip(kind, -1, 99) * 10_000 + np.clip(src, -1, 98) * 100 + np.clip(dst, -1, 98) + 101
-    keys, inverse = np.unique(packed, return_inverse=True)
-    first = [int(np.flatnonzero(packed == key)[0]) for key in keys.tolist()]
-    texts = [names.of_text(_copy_name(int(kind[i]), int(src[i]), int(dst[i]))) for i in first]
-    name = np.array(texts, np.int64)[inverse.reshape(-1)] if texts else kind
+    first, places = distinct_rows(np.stack((kind, src, dst)))
+    texts = [names.of_text(_copy_name(int(kind[i]), int(src[i]), int(dst[i]))) for i in first.tolist()]
+    name = np.array(texts, np.int64)[places]
     sizes = {"bytes": batch.ints("bytes"), "graph node id": batch.ints("graphNodeId")}
     return _on_device(batch, "gpu_memcpy", name, **sizes)
 

@@ -74,8 +74,8 @@ def decode(
             if index >= len(layout) or layout[index][0] == 0:
                 continue
             size = _size(layout[index][0])
-            if size <= len(buffer) - 16:
-                # a torn record may point past its page
+            # a torn record may point past its page, or state a size that no record here can have
+            if size <= len(buffer) - 16 and size * len(group) <= 2 * len(buffer):
                 found = np.minimum(begin + layout[index][1], len(buffer) - 8 - size)
                 _take(buffer, found, layout[index][0], into, kinds[name], out[name], encoding)
 

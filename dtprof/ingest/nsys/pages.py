@@ -95,11 +95,12 @@ class PageFile:
 
     def _leaf_batches(self, root: int) -> Iterator[Sequence[int]]:
         level: list[int] = [root]
-        while True:
-            kinds = {self._type(n) for n in level[:8]} - {None}
-            if _INTERIOR not in kinds:
-                break
-            level = [child for number in level for child in self._children(number)]
+        seen = {root}
+        while _INTERIOR in {self._type(n) for n in level[:8]}:
+            below = [child for number in level for child in self._children(number)]
+            level = [n for n in dict.fromkeys(below) if n not in seen]
+            self.lost += len(below) - len(level)
+            seen.update(level)
         step = max(1, _BATCH_BYTES // self.page)
         for i in range(0, len(level), step):
             there = [n for n in level[i : i + step] if 1 <= n <= self.count]
@@ -169,13 +170,16 @@ class PageFile:
 
     def _whole(self, buffer: Bytes, start: int, size: int) -> bytes | None:
         """A record that goes on in overflow pages; None where its chain breaks off."""
+        if size > self.count * self.page:
+            self.lost += 1
+            return None
         least = (self.usable - 12) * 32 // 255 - 23
         local = least + (size - least) % (self.usable - 4)
         local = local if local <= self.usable - 35 else least
         pieces, left = [buffer[start : start + local].tobytes()], size - local
         following = int.from_bytes(buffer[start + local : start + local + 4].tobytes(), "big")
         while left > 0:
-            if not 1 <= following <= self.count:
+            if not 1 <= following <= self.count or len(pieces) > self.count:
                 self.lost += 1
                 return None
             data = os.pread(self._file, self.usable, (following - 1) * self.page)

@@ -98,15 +98,23 @@ class Spans:
         return len(self.start)
 
 
+_COLUMNS = ("process", "start", "end", "name", "cat", "thread", "correlation")
+
+
+def taken(spans: Spans, rows: NDArray[Any]) -> Spans:
+    """The rows at these indices, or where this mask is true; the same object where that is all of them."""
+    if rows.dtype == bool and rows.all():
+        return spans
+    columns: dict[str, Any] = {name: getattr(spans, name)[rows] for name in _COLUMNS}
+    return Spans(**columns, args={key: column[rows] for key, column in spans.args.items()})
+
+
 def joined(pieces: Iterable[Spans]) -> Spans | None:
     """All pieces of one table; None where there is none."""
     found = list(pieces)
     if not found:
         return None
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(p, name) for p in found])
-        for name in ("process", "start", "end", "name", "cat", "thread", "correlation")
-    }
+    columns: dict[str, Any] = {name: np.concatenate([getattr(p, name) for p in found]) for name in _COLUMNS}
     names = dict.fromkeys(key for p in found for key in p.args)
     args = {key: np.concatenate([p.args.get(key, np.full(len(p), MISSING, np.int64)) for p in found]) for key in names}
     return Spans(**columns, args=args)

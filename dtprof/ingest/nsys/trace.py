@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dtprof.ingest.distinct import distinct, distinct_rows
 from dtprof.ingest.kineto.raw import RawTrace, Sparse
 from dtprof.ingest.nsys.activities import activities, unpacked
 from dtprof.ingest.nsys.cells import Ints
 from dtprof.ingest.nsys.meanings import COPIES_DOMAIN, Meaning, meaning_of
 from dtprof.ingest.nsys.ranges import Nvtx, nvtx
 from dtprof.ingest.nsys.source import Source
-from dtprof.ingest.nsys.spans import CATS, Names, Spans
+from dtprof.ingest.nsys.spans import CATS, Names, Spans, taken
 from dtprof.schema import MISSING
 from dtprof.table import Strings
 
@@ -71,7 +72,7 @@ def _understand(got: Gathered, spans: Spans) -> None:
     place = spans.process * 4096 + spans.args["domain"]
     mine = np.isin(place, [p * 4096 + d for p, d in own])
     keys = np.stack((spans.name, place, np.where(mine, spans.args["category"], 0), np.where(mine, spans.args["payload"], 0)))
-    first, got.meant = _distinct(keys)
+    first, got.meant = distinct_rows(keys)
     for row in first.tolist():
         process, domain = int(spans.process[row]), int(spans.args["domain"][row])
         number, category = int(spans.args["payload"][row]), int(spans.args["category"][row])
@@ -83,16 +84,6 @@ def _understand(got: Gathered, spans: Spans) -> None:
                 None if number == MISSING or not mine[row] else number, None if label is None else got.text(label),
             )
         )  # fmt: skip
-
-
-def _distinct(keys: Ints) -> tuple[Ints, Ints]:
-    """First row of every distinct column of ``keys``, and the number of each row's among them."""
-    mixed = np.zeros(keys.shape[1], np.uint64)
-    for row in keys:
-        mixed = (mixed ^ row.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(31)
-    _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
-    return first, inverse.reshape(-1).astype(np.int64)
 
 
 @dataclass
@@ -114,7 +105,9 @@ def process_keys(got: Gathered) -> dict[int, tuple[bool, bool]]:
     out: dict[int, tuple[bool, bool]] = {}
     device_cats = [CATS.index(c) for c in ("kernel", "gpu_memcpy", "gpu_memset")]
     for spans in [*got.tables, *([got.nvtx.spans] if got.nvtx.spans is not None else [])]:
-        for key in np.unique(spans.process[spans.process != MISSING]).tolist():
+        for key in distinct(spans.process)[0].tolist():
+            if key == MISSING:
+                continue
             on_device = len(spans) > 0 and int(spans.cat[0]) in device_cats
             before = out.get(key, (False, False))
             out[key] = (before[0] or on_device, before[1] or spans is got.nvtx.spans)
@@ -123,15 +116,11 @@ def process_keys(got: Gathered) -> dict[int, tuple[bool, bool]]:
 
 def trace_of(got: Gathered, key: int, header: Mapping[str, Any], end_ns: int, threads: Mapping[int, str]) -> Process:
     """The trace of one process. ``header`` goes into it; unclosed ranges end at ``end_ns``; ``threads`` are names by id."""
-    pieces: list[tuple[Spans, Ints]] = []
-    for spans in got.tables:
-        rows = np.flatnonzero(spans.process == key)
-        if len(rows):
-            pieces.append((spans, rows))
+    pieces = [piece for spans in got.tables if len(piece := taken(spans, spans.process == key))]
     nvtx_rows = _nvtx_rows(got, key)
     if got.nvtx.spans is not None and len(nvtx_rows):
-        pieces.append((got.nvtx.spans, nvtx_rows))
-    first = sum(len(rows) for _, rows in pieces) - len(nvtx_rows)
+        pieces.append(taken(got.nvtx.spans, nvtx_rows))
+    first = sum(map(len, pieces)) - len(nvtx_rows)
     start, end = (_column(pieces, c) for c in ("start", "end"))
     unclosed = np.flatnonzero((end == MISSING) & (start != MISSING))
     unclosed = unclosed[unclosed >= first]
@@ -169,27 +158,22 @@ def _nvtx_rows(got: Gathered, key: int) -> Ints:
     return np.flatnonzero((spans.process == key) & ~np.isin(spans.args["domain"], list(copies)))
 
 
-def _column(pieces: Iterable[tuple[Spans, Ints]], name: str) -> Any:
-    found = [getattr(spans, name)[rows] for spans, rows in pieces]
+def _column(pieces: Iterable[Spans], name: str) -> Any:
+    found = [getattr(spans, name) for spans in pieces]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _names(
-    got: Gathered, pieces: list[tuple[Spans, Ints]], nvtx_rows: Ints, first: int
+    got: Gathered, pieces: list[Spans], nvtx_rows: Ints, first: int
 ) -> tuple[Strings, Ints, dict[str, Sparse], NDArray[np.bool_]]:
     """Plain names, operator ids, sequence numbers and shapes as arguments, and which rows are a library's."""
     values: dict[str, int] = {}
     codes = np.full(first + len(nvtx_rows), -1, np.int32)
     plain = [_plain(text) for text in got.texts]
     lut = np.array([values.setdefault(text, len(values)) for text in plain] + [-1], np.int32)
-    at = 0
-    for spans, rows in pieces:
-        if spans is got.nvtx.spans:
-            continue
-        wanted = spans.name[rows]
-        found = np.minimum(np.searchsorted(got.numbers, wanted), max(len(got.numbers) - 1, 0))
-        codes[at : at + len(rows)] = np.where(wanted == -1, -1, lut[found])
-        at += len(rows)
+    wanted = _column(pieces, "name")[:first]
+    at = np.minimum(np.searchsorted(got.numbers, wanted), max(len(got.numbers) - 1, 0))
+    codes[:first] = np.where(wanted == -1, -1, lut[at])
     external = np.full(len(codes), MISSING, np.int64)
     library = np.zeros(len(codes), bool)
     args: dict[str, Sparse] = {}
@@ -213,7 +197,7 @@ def _plain(text: str) -> str:
     return base.removesuffix("_ptsz") if base.startswith("cu") and len(version) >= 4 and version.isdigit() else text
 
 
-def _cats(got: Gathered, pieces: list[tuple[Spans, Ints]], nvtx_rows: Ints, first: int) -> Strings:
+def _cats(got: Gathered, pieces: list[Spans], nvtx_rows: Ints, first: int) -> Strings:
     codes = _column(pieces, "cat").astype(np.int32)
     if len(nvtx_rows):
         ranged = codes[first:] != CATS.index("mark")
@@ -222,28 +206,29 @@ def _cats(got: Gathered, pieces: list[tuple[Spans, Ints]], nvtx_rows: Ints, firs
     return Strings(codes, _ALL_CATS)
 
 
-def _tracks(key: int, pieces: list[tuple[Spans, Ints]]) -> tuple[NDArray[np.int32], list[tuple[str, str]]]:
+def _tracks(key: int, pieces: list[Spans]) -> tuple[NDArray[np.int32], list[tuple[str, str]]]:
     """Host spans lie on the track of their thread; device spans get theirs from their arguments."""
     thread = _column(pieces, "thread")
-    ids, inverse = np.unique(thread, return_inverse=True)
+    ids, places = distinct(thread)
     pid = str(key & 0xFFFFFF)
-    return inverse.reshape(-1).astype(np.int32), [(pid, str(t) if t != MISSING else "device") for t in ids.tolist()]
+    return places, [(pid, str(t) if t != MISSING else "device") for t in ids.tolist()]
 
 
-def _arguments(pieces: list[tuple[Spans, Ints]]) -> dict[str, Sparse]:
+def _arguments(pieces: list[Spans]) -> dict[str, Sparse]:
     """Arguments as Kineto has them; the packed launch dimensions as texts."""
     out: dict[str, Sparse] = {}
-    for key in dict.fromkeys(k for spans, _ in pieces for k in spans.args if k not in _OWN):
+    for key in dict.fromkeys(k for spans in pieces for k in spans.args if k not in _OWN):
         rows: list[Ints] = []
         values: list[Ints] = []
         at = 0
-        for spans, picked in pieces:
+        for spans in pieces:
             if key in spans.args:
-                column = spans.args[key][picked]
-                known = np.flatnonzero(column != MISSING)
-                rows.append(known + at)
-                values.append(column[known])
-            at += len(picked)
+                column = spans.args[key]
+                known = column != MISSING
+                every = bool(known.all())
+                rows.append(np.arange(at, at + len(column)) if every else np.flatnonzero(known) + at)
+                values.append(column if every else column[known])
+            at += len(spans)
         joined = np.concatenate(values)
         if len(joined):
             out[key] = Sparse(np.concatenate(rows).astype(np.int32), _texts(joined) if key in _PACKED else joined)
@@ -251,7 +236,5 @@ def _arguments(pieces: list[tuple[Spans, Ints]]) -> dict[str, Sparse]:
 
 
 def _texts(packed: Ints) -> Strings:
-    import pyarrow as pa
-
-    encoded = pa.array(packed).dictionary_encode()
-    return Strings(encoded.indices.to_numpy().astype(np.int32), tuple(unpacked(v) for v in encoded.dictionary.to_pylist()))
+    found, places = distinct(packed)
+    return Strings(places, tuple(unpacked(v) for v in found.tolist()))
