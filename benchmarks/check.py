@@ -2,13 +2,14 @@
 
     python benchmarks/check.py [--json] [--record] [--repeat 5] [--margin 20%]
 
-Multiples and not seconds, so that they hold on any machine: each is a quotient of two figures of one process.
+Multiples and not seconds, so that they hold on any machine: each is a quotient of two CPU
+times of one process, which other load hardly moves.
 
     ingest.scan_x_gunzip      CPU of scanning a trace over that of decompressing it alone
     ingest.open_x_gunzip      CPU of opening it as a run, tables included
     analysis.study_x_open     CPU of all analyses and rules over that of opening
-    overhead.step_x_plain     a step in a session (nothing captured) over the same step without one
-    overhead.capture_x_bare   a captured step over one under torch.profiler alone
+    overhead.step_x_plain     CPU of a step in a session (nothing captured) over that of the same step without one
+    overhead.capture_x_bare   CPU of a short captured loop over that of the same under torch.profiler alone
 
 Exit code 0 passed, 1 worse, 2 inconclusive. --record writes the baseline anew.
 """
@@ -16,13 +17,14 @@ Exit code 0 passed, 1 worse, 2 inconclusive. --record writes the baseline anew.
 import argparse
 import gzip
 import json
+import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import dtprof
 from dtprof.analyse import ANALYSES, study_of
 from dtprof.check import baseline as files
 from dtprof.check.baseline import Baseline, Recorded
@@ -37,7 +39,8 @@ from dtprof.ingest.kineto import scan
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "baseline.json"
-STEPS, KERNELS = 40, 400
+STEPS, KERNELS = 12, 200
+BLOCKS, CAPTURED = 10, 10
 
 
 def span(category, name, start, length, args):
@@ -113,25 +116,85 @@ def _study(run):
     return findings(study)
 
 
-def overhead(seed):
-    """Multiples of measuring, from benchmarks/overhead.py in a process of its own."""
-    words = ["--json", "--triples", "60", "--rounds", "2", "--seed", str(seed)]
-    done = subprocess.run([sys.executable, HERE / "overhead.py", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"overhead.py ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-    found = json.loads(done.stdout)
-    return {"overhead.step_x_plain": 1 + found["light_fraction"], "overhead.capture_x_bare": found["capture_ratio"]}
+class Loop:
+    """A training step of small operators, which feels every microsecond of the host."""
+
+    def __init__(self):
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        import torch
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        layers = [m for _ in range(6) for m in (torch.nn.Linear(96, 96), torch.nn.GELU())]
+        self.model, self.data = torch.nn.Sequential(*layers), torch.randn(64, 96)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+
+    def step(self):
+        self.model(self.data).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def overhead(loop):
+    """Multiples of measuring, in CPU time of all threads: uncaptured steps against plain ones, captured against bare."""
+    plain, light = [], []
+    with tempfile.TemporaryDirectory(prefix="dtprof-bench-") as folder, dtprof.profile(folder, capture=None) as prof:
+
+        def measured_step():
+            loop.step()
+            prof.step()
+
+        for k in range(2 * BLOCKS):
+            work, kept = ((loop.step, plain), (measured_step, light))[k % 2]
+            kept.append(cpu(lambda work=work: [work() for _ in range(20)])[0])
+    return {
+        "overhead.step_x_plain": statistics.median(light) / statistics.median(plain),
+        "overhead.capture_x_bare": captured(loop) / bare(loop),
+    }
+
+
+def captured(loop):
+    """CPU of a captured step, writing the trace included."""
+    with tempfile.TemporaryDirectory(prefix="dtprof-bench-") as folder:
+
+        def work():
+            with dtprof.profile(folder, capture=(2, 2 + CAPTURED)) as prof:
+                for _ in range(CAPTURED + 3):
+                    loop.step()
+                    prof.step()
+
+        return cpu(work)[0]
+
+
+def bare(loop):
+    """The same under torch.profiler alone, with the same options."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    with tempfile.TemporaryDirectory(prefix="dtprof-bench-") as folder:
+
+        def work():
+            with profile(
+                activities=[ProfilerActivity.CPU],
+                record_shapes=True,
+                schedule=schedule(wait=1, warmup=1, active=CAPTURED, repeat=1),
+                on_trace_ready=lambda p: p.export_chrome_trace(f"{folder}/trace.json.gz"),
+            ) as prof:
+                for _ in range(CAPTURED + 3):
+                    loop.step()
+                    prof.step()
+
+        return cpu(work)[0]
 
 
 def measured(repeat):
     """A baseline of ``repeat`` repetitions in this process, after one that does not count."""
-    values = []
+    values, loop = [], Loop()
     with tempfile.TemporaryDirectory(prefix="dtprof-bench-") as folder:
         path = Path(folder) / "rank0.json.gz"
         trace(path)
         for n in range(repeat + 1):
             print(f"repetition {n} of {repeat}", file=sys.stderr)
-            found = {**ingest(path), **overhead(n)}
+            found = {**ingest(path), **overhead(loop)}
             values += [found] if n else []
     metrics = {name: Metric(kind="ratio", values=[v[name] for v in values]) for name in values[0]}
     anywhere = Fingerprint(devices=["any"], world_size=None, hosts=1, backend=None)
