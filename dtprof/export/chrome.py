@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dtprof.export.chrome_events import allocations, arguments, counters, flows, forward_backward, metadata, tracks
+from dtprof.export.chrome_events import allocations, arguments, counters, flows, forward_backward, metadata, steps, tracks
 from dtprof.export.common import Progress, Written, aligned, clock_zero, compressed, label, part_names, run_name, silent
 from dtprof.intervals import Ints
 from dtprof.run import Part, Run, write_atomic
@@ -117,6 +117,7 @@ def _events(run: Run, part: Part, zero: int, number: int) -> Iterator[list[Event
         hi = min(lo + _CHUNK, len(events))
         yield _spans(events, lo, hi, start, where, args)
         yield _launches(events, lo, hi, start, where, number)
+    yield steps(run, part, zero, where)
     yield forward_backward(run, part, start, where, number)
     yield allocations(run, part, zero, where.host)
     yield counters(run, part, zero, where.host)

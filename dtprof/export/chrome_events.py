@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dtprof.catalogue.collectives import dtype_bytes
-from dtprof.export.common import aligned, label
+from dtprof.export.common import aligned, label, unmarked_steps
 from dtprof.intervals import Ints
 from dtprof.run import Part, Run
 from dtprof.schema import MISSING, MISSING32
@@ -163,6 +163,20 @@ def _comm_args(run: Run, part: Part) -> dict[int, dict[str, Any]]:
         }  # fmt: skip
         found[event] = {k: v for k, v in values.items() if v is not None}
     return found
+
+
+def steps(run: Run, part: Part, zero: int, where: Tracks) -> list[Event]:
+    """Steps that no range marks, as the profiler would mark them, on the training thread."""
+    lanes = run.table("lanes", part.ordinal)
+    training = lanes["id"][lanes.is_("role", "training")].tolist()
+    pid, tid, _ = where.of(training[0]) if training else (where.host, 0, False)
+    numbers, starts, durations = unmarked_steps(run, part)
+    times = aligned(part, starts, zero).tolist()
+    common = {"ph": "X", "cat": "user_annotation", "pid": pid, "tid": tid}
+    return [
+        {**common, "name": f"ProfilerStep#{number}", "ts": ts / 1000, "dur": dur / 1000}
+        for number, ts, dur in zip(numbers.tolist(), times, durations.tolist(), strict=True)
+    ]
 
 
 def forward_backward(run: Run, part: Part, start: Ints, where: Tracks, number: int) -> list[Event]:

@@ -17,7 +17,7 @@ import dtprof
 from dtprof.export.chrome import ChromeExporter
 from dtprof.export.common import clock_zero
 from dtprof.export.perfetto import PerfettoExporter
-from tests.unit.export.samples import NAMES, hostile
+from tests.unit.export.samples import NAMES, hostile, unmarked
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
@@ -83,6 +83,7 @@ def expected(run):
         table = run.table("events", part.ordinal)
         start = (table["ts"] + part.clock_offset_ns - zero).tolist()
         found.update(zip(table.text("name"), start, table["dur"].tolist(), strict=True))
+        found.update((n, t + part.clock_offset_ns - zero, d) for n, t, d in unmarked(run, part))
     return found
 
 

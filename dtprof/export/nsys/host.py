@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dtprof.export.common import aligned
+from dtprof.export.common import aligned, unmarked_steps
 from dtprof.export.nsys import names
 from dtprof.export.nsys.schema import CATEGORY, DOMAIN, PUSH_POP, START_END
 from dtprof.export.nsys.sheet import Sheet, Values
@@ -114,22 +114,12 @@ def _tags(events: Table) -> tuple[Ints, Ints]:
     return np.array([*category, MISSING], np.int64), np.array([*payload, MISSING], np.int64)
 
 
-def unmarked_steps(source: Source) -> tuple[Ints, Ints]:
-    """Numbers and rows (in ``steps``) of the steps that no range on the host marks."""
-    steps = source.run.table("steps", source.part.ordinal)
-    known = np.flatnonzero(steps.known("host_ts") & steps.known("host_dur"))
-    marked = {v for v in source.events.values("name") if v.startswith("ProfilerStep#")}
-    rows = np.array([i for i in known.tolist() if f"ProfilerStep#{steps['step'][i]}" not in marked], np.int64)
-    return np.asarray(steps["step"][rows], np.int64), rows
-
-
 def _unmarked_steps(source: Source) -> Sheet:
-    number, rows = unmarked_steps(source)
-    steps = source.run.table("steps", source.part.ordinal)
-    start = aligned(source.part, steps["host_ts"][rows], source.zero)
-    return Sheet("NVTX_EVENTS", len(rows), {
+    number, start, dur = unmarked_steps(source.run, source.part)
+    start = aligned(source.part, start, source.zero)
+    return Sheet("NVTX_EVENTS", len(number), {
         "start": start,
-        "end": start + steps["host_dur"][rows],
+        "end": start + dur,
         "eventType": PUSH_POP,
         "globalTid": source.main_thread,
         "textId": np.array([source.strings.of(f"ProfilerStep#{n}") for n in number.tolist()], np.int64),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dtprof.export.chrome_events import Arguments, arguments, matched, series
-from dtprof.export.common import Progress, Written, aligned, clock_zero, compressed, label, run_name, silent
+from dtprof.export.common import Progress, Written, aligned, clock_zero, compressed, label, run_name, silent, unmarked_steps
 from dtprof.export.perfetto import proto
 from dtprof.export.perfetto.tracks import edges
 from dtprof.intervals import Ints
@@ -112,6 +112,7 @@ class PartWriter:
         borders = np.flatnonzero(np.diff(lane[order])) + 1
         for rows in np.split(order, borders) if len(order) else []:
             yield from self._slices(int(lane[rows[0]]), rows, start, end, args)
+        yield from self._steps()
         yield from self._counters()
 
     def _uuid(self, device: int) -> int:
@@ -187,6 +188,24 @@ class PartWriter:
         """Calls that launched something."""
         launch = self._table["launch"]
         return set(launch[launch >= 0].tolist())
+
+    def _steps(self) -> Iterator[bytes]:
+        """Steps that no range marks, on a track of their own."""
+        numbers, starts, durations = unmarked_steps(self._run, self.part)
+        start = aligned(self.part, starts, self._zero)
+        uuid = _LANE * (self._order + 1)
+        tracks: dict[int, bytes] = {}
+        for ts, row, depth, begins in edges(np.arange(len(numbers)), start, start + durations):
+            if depth not in tracks:
+                tracks[depth] = proto.number(11, uuid + depth)
+                yield proto.lane_track(uuid + depth, "steps" if not depth else "steps (overlapping)", self._uuid(-1))
+            if begins:
+                self.events += 1
+                name = self._texts.of(1, f"ProfilerStep#{numbers[row]}")
+                opening = proto.opening(tracks[depth], self._texts.of(0, "range"), name)
+                yield self._texts.news() + proto.begin(ts, opening)
+            else:
+                yield proto.end(ts, tracks[depth])
 
     def _counters(self) -> Iterator[bytes]:
         for number, (name, unit, times, values) in enumerate(series(self._run, self.part, self._zero)):

@@ -62,3 +62,10 @@ def equal(a, b, column):
     if column.kind in ("ints", "strs"):
         return [v and list(v) for v in a[column.name]] == [v and list(v) for v in b[column.name]]
     return np.array_equal(a[column.name], b[column.name], equal_nan=column.kind == "f64")
+
+
+def unmarked(run, part):
+    """(name, ts, dur) of the steps of a part that no range marks."""
+    steps, names = run.table("steps", part.ordinal), set(run.table("events", part.ordinal).values("name"))
+    rows = zip(steps["step"].tolist(), steps["host_ts"].tolist(), steps["host_dur"].tolist(), strict=True)
+    return [(f"ProfilerStep#{s}", t, d) for s, t, d in rows if f"ProfilerStep#{s}" not in names]

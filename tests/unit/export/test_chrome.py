@@ -8,7 +8,7 @@ import pytest
 
 import dtprof
 from dtprof.export.chrome import ChromeExporter
-from tests.unit.export.samples import NAMES, hostile
+from tests.unit.export.samples import NAMES, hostile, unmarked
 
 
 def load(path):
@@ -30,9 +30,11 @@ def test_names_are_what_they_were(files):
 def test_every_event_of_the_run_is_there(files):
     run = hostile()
     for part, file in zip(run.parts, files[:2], strict=True):
-        assert sum(e["ph"] == "X" for e in file["traceEvents"]) == len(run.table("events", part.ordinal))
+        spans = len(run.table("events", part.ordinal)) + len(unmarked(run, part))
+        assert sum(e["ph"] == "X" for e in file["traceEvents"]) == spans
     merged = files[2]["traceEvents"]
-    assert sum(e["ph"] == "X" for e in merged) == sum(len(run.table("events", p.ordinal)) for p in run.parts)
+    spans = sum(len(run.table("events", p.ordinal)) + len(unmarked(run, p)) for p in run.parts)
+    assert sum(e["ph"] == "X" for e in merged) == spans
 
 
 def test_ranks_are_groups_of_their_own_in_the_merged_file(files):
@@ -62,7 +64,10 @@ def test_times_are_exact(files):
     events = run.table("events", 0)
     base = files[0]["baseTimeNanoseconds"]
     spans = [e for e in files[0]["traceEvents"] if e["ph"] == "X"]
-    assert [round(e["ts"] * 1000) + base for e in spans] == events["ts"].tolist()
+    steps = unmarked(run, run.parts[0])
+    times = [round(e["ts"] * 1000) + base for e in spans]
+    assert times == events["ts"].tolist() + [ts for _, ts, _ in steps]
+    assert [e["name"] for e in spans[len(events) :]] == [name for name, _, _ in steps]
 
 
 def counts(hta):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dtprof.export.perfetto import PerfettoExporter, proto
 from dtprof.export.perfetto.tracks import edges
-from tests.unit.export.samples import NAMES, hostile
+from tests.unit.export.samples import NAMES, hostile, unmarked
 
 
 def fields(data):
@@ -79,6 +79,7 @@ def test_every_event_is_a_slice(packets):
         table = run.table("events", part.ordinal)
         start = table["ts"] + part.clock_offset_ns - zero
         expected += list(zip(table.text("name"), start.tolist(), table["dur"].tolist(), strict=True))
+        expected += [(n, t + part.clock_offset_ns - zero, d) for n, t, d in unmarked(run, part)]
     assert sorted(slices(packets)) == sorted(expected)
     assert {name for name, _, _ in slices(packets)} >= set(NAMES)
 
