@@ -10,7 +10,7 @@ import pytest
 import dtprof
 from dtprof.session.folder import describe
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # script, what it needs, optimizer steps, evaluations, checkpoints
 FITS = {
@@ -21,7 +21,7 @@ FITS = {
 
 def fit(words, changes=None):
     env = {k: v for k, v in os.environ.items() if k != "DTPROF_CALLBACK"}
-    done = subprocess.run(words, env={**env, **(changes or {})}, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(words, env={**env, **(changes or {})}, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
