@@ -109,7 +109,7 @@ def _of_baseline(path: Path) -> list[Point]:
 
 
 def _of_document(path: Path, head: dict[str, Any]) -> Point:
-    rows = [r for r in head["metrics"] if isinstance(r, dict) and isinstance(r.get("value"), int | float) and r.get("kind")]
+    rows = [r for r in head["metrics"] if isinstance(r, dict) and _is_number(r.get("value")) and r.get("kind")]
     when = head.get("recorded")
     return Point(
         path.stem,
@@ -117,6 +117,10 @@ def _of_document(path: Path, head: dict[str, Any]) -> Point:
         {str(r["name"]): float(r["value"]) for r in rows},
         {str(r["name"]): str(r["kind"]) for r in rows},
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def history(points: list[Point], metrics: list[str] | None = None, *, level: float = 0.05, seed: int = 0) -> list[Series]:
