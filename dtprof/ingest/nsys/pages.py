@@ -23,8 +23,8 @@ from dtprof.ingest.nsys.cells import Bytes, Ints, Kind
 
 MAGIC = b"SQLite format 3\0"
 _INTERIOR, _LEAF = 5, 13
-# leaf pages decoded at once: some 16 MiB
-_BATCH_BYTES = 16 * 2**20
+# leaf pages decoded at once: more no longer fit the processor's caches
+_BATCH_BYTES = 4 * 2**20
 _ENCODINGS = {0: "utf-8", 1: "utf-8", 2: "utf-16-le", 3: "utf-16-be"}
 
 
