@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
+import shutil
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -151,7 +152,7 @@ def run_once(
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "output.log"
     given = ("capture",) if collectors is None else ("capture", "collectors")
-    command = ("/bin/sh", "-c", f"exec 2>&1\n{side.command}")
+    command = ("/bin/sh", "-c", f"exec 2>&1\n{_in_place(side.command)}")
     launch = Launch(command, folder, capture=capture, edits=side.edits, collectors=collectors, given=given)
     with log.open("wb") as output:
         begin = time.perf_counter()
@@ -166,6 +167,16 @@ def run_once(
             why = refused[0] if refused else f"{edit}: had no effect, for the command constructed nothing of the kind"
             raise InputError(f"the {side.name} command: {why}", "an edit without effect proves nothing")
     return RunTime(folder, step_times(folder, warm_up), whole)
+
+
+def _in_place(command: str) -> str:
+    """A program with its arguments takes the shell's place, so that a signal reaches it; anything else the shell runs."""
+    try:
+        program = shlex.split(command)[0]
+    except (ValueError, IndexError):
+        return command
+    simple = not set(command) & set(";&|<>()`\n{}")
+    return f"exec {command}" if simple and shutil.which(program) else command
 
 
 def last_lines(log: Path) -> list[str]:

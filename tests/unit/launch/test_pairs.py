@@ -7,7 +7,7 @@ import pytest
 
 from dtprof.edits import parse_edit
 from dtprof.errors import InputError
-from dtprof.launch.pairs import CommandFailed, Pairs, Protocol, Side, run_once, step_times
+from dtprof.launch.pairs import CommandFailed, Pairs, Protocol, Side, _in_place, run_once, step_times
 
 STEPS = """
 import dtprof
@@ -80,7 +80,22 @@ def test_a_command_that_fails_shows_its_last_lines(tmp_path):
 
 def test_a_command_that_takes_too_long_is_ended(tmp_path):
     with pytest.raises(CommandFailed, match=r"ended after 0\.3 s"):
-        run_once(Side("candidate", "exec sleep 60"), tmp_path / "run", timeout_s=0.3)
+        run_once(Side("candidate", "sleep 60"), tmp_path / "run", timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("command", "made"),
+    [
+        ("sleep 60", "exec sleep 60"),
+        ("A=1 sleep 1", "A=1 sleep 1"),
+        ("cd /tmp && ls", "cd /tmp && ls"),
+        ("nothing-of-that-name", "nothing-of-that-name"),
+        ("echo 'open", "echo 'open"),
+        ("", ""),
+    ],
+)
+def test_a_program_takes_the_place_of_its_shell(command, made):
+    assert _in_place(command) == made
 
 
 def test_an_edit_that_nothing_took_up_is_refused(tmp_path):
