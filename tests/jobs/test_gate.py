@@ -33,7 +33,7 @@ def lab(tmp_path_factory):
         pytest.skip("the network lab needs root")
     folder = tmp_path_factory.mktemp("lab")
     (folder / "layers.toml").write_text(LAYERS)
-    job = f"{sys.executable} -m dtprof job ddp --ranks 2 --steps 18 --emulate {folder / 'layers.toml'} --lab rate=1gbit,rtt=2ms"
+    job = f"{sys.executable} -m dtprof job ddp --ranks 2 --steps 18 --emulate {folder / 'layers.toml'} --lab rate=1gbit,rtt=8ms"
 
     def go(fault, name, seed):
         candidate = f"{job} --inject {fault}" if fault else job
@@ -49,13 +49,13 @@ def lab(tmp_path_factory):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_tiny_buckets_fail_and_exposed_communication_is_named(lab, seed):
-    code, document, _ = lab("tiny_buckets=all:0.05", "tiny", seed)
+    code, document, _ = lab("tiny_buckets=all:0.02", "tiny", seed)
     assert code == 1 and "exposed communication" in document["headline"], document["headline"]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_slow_forward_fails_and_compute_on_its_rank_is_named(lab, seed):
-    code, document, _ = lab("slow_rank=1:20ms", "slow", seed)
+    code, document, _ = lab("slow_rank=1:40ms", "slow", seed)
     assert code == 1 and "compute on rank 1" in document["headline"], document["headline"]
 
 
@@ -68,7 +68,7 @@ def test_the_same_command_does_not_fail(lab, seed):
 def test_resampled_steps_of_real_runs(lab):
     """Stretches of the steps that real runs took, as they came: no false failure, and the fault found as it is in the lab."""
     _, _, same = lab("", "resampled", 99)
-    _, _, slow = lab("slow_rank=1:20ms", "resampled-slow", 99)
+    _, _, slow = lab("slow_rank=1:40ms", "resampled-slow", 99)
     usual = [np.array(list(step_times(f, 3).values()), float) for f in sorted(same.glob("[0-9]*"))]
     late = [np.array(list(step_times(f, 3).values()), float) for f in sorted(slow.glob("[0-9]*b"))]
     rng = np.random.default_rng(0)
