@@ -50,6 +50,8 @@ def build_report(source: Source) -> Iterator[Built]:
     end = max(got.last_ns, session.last_ns or 0) if got.last_ns < LEAST_UNIX_NS else got.last_ns
     for number, key in enumerate(sorted(chosen)):
         process = trace_of(got, key, _header(session, base), end, _threads(got, session, key))
+        if number == len(chosen) - 1:
+            got.release()
         built = _built(process, session, name, len(chosen), (*about, *_losses(source)) if number == 0 else ())
         devices = _devices(built.data)
         device_samples = _of_devices(metrics, session, pid_of(key), devices)

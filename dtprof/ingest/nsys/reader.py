@@ -17,7 +17,7 @@ from dtprof.ingest.kineto.reader import KEEP_BYTES, Ingested, assemble
 from dtprof.ingest.nsys.build import build_report, open_source
 from dtprof.ingest.nsys.database import looks_exported
 from dtprof.ingest.nsys.export import exported, is_report
-from dtprof.ingest.nsys.files import Report, find, is_sqlite, order_of, ranks_by_name
+from dtprof.ingest.nsys.files import Report, find, is_sqlite, ranks_by_name
 from dtprof.ingest.nsys.nccl import group_name
 from dtprof.ingest.nsys.ranks import Claimant, Claims, members, settle
 from dtprof.ingest.nsys.source import EXPORT
@@ -84,8 +84,8 @@ class NsysReader:
     def sniff(self, path: Path) -> bool:
         """An SQLite, Parquet or Arrow export, one of nsys's own files, or a folder that holds one of them."""
         if path.is_file():
-            empty = order_of(path) == 0 and not path.stat().st_size
-            return is_report(path) or empty or (is_sqlite(path) and looks_exported(path))
+            # an empty or damaged file is told from its name
+            return is_report(path) or (looks_exported(path) if is_sqlite(path) else path.suffix == ".sqlite")
         try:
             return any(not is_sqlite(r.path) or looks_exported(r.path) for r in find(path))
         except DtprofError:

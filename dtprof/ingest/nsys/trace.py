@@ -46,6 +46,11 @@ class Gathered:
         at = int(np.searchsorted(self.numbers, number))
         return self.texts[at] if at < len(self.numbers) and self.numbers[at] == number else ""
 
+    def release(self) -> None:
+        """Let go of the columns: the traces of all processes are made."""
+        self.tables.clear()
+        self.nvtx.spans = None
+
     @property
     def last_ns(self) -> int:
         """End of the last span, ns since the session's start."""

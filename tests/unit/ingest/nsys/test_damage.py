@@ -33,6 +33,12 @@ def test_an_empty_file(tmp_path, capsys):
     assert "the file is empty" in line_of(path, capsys)
 
 
+def test_a_file_that_is_none(tmp_path, capsys):
+    path = tmp_path / "x.sqlite"
+    path.write_bytes(bytes(range(256)) * 20)
+    assert "not an SQLite database (at byte 0)" in line_of(path, capsys)
+
+
 def test_a_foreign_database_names_its_tables(tmp_path, capsys):
     path = tmp_path / "history.db"
     with sqlite3.connect(path) as database:
