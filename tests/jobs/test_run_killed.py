@@ -169,7 +169,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("disk", ["size=200k", "size=8k", "ro", "size=20m,nr_inodes=6"])
+@pytest.mark.parametrize("disk", ["size=96k", "size=8k", "ro", "size=20m,nr_inodes=6"])
 def test_a_disk_that_takes_nothing_costs_the_job_nothing(tmp_path, scripts, small_disk, disk):
     command = [sys.executable, str(scripts / "run_loop.py"), "plain", "60"]
     env = {**os.environ, **QUIET}
@@ -180,6 +180,7 @@ def test_a_disk_that_takes_nothing_costs_the_job_nothing(tmp_path, scripts, smal
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if line.startswith("rank0")] == alone.stdout.splitlines()
     assert "Traceback" not in done.stderr
-    assert [line for line in done.stderr.splitlines() if line.startswith("dtprof:")], done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("dtprof:")]
     if any(out.glob("part*/part.json")):
-        assert opened(out)[1]
+        said += [what for what in opened(out)[1] if "failed in" in what or "not written" in what]
+    assert said, done.stderr
