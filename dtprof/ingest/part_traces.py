@@ -64,9 +64,7 @@ def _tables(folder: Path, path: Path, part: Part, quality: Quality) -> dict[str,
     try:
         read = ingest_file(path, use_cache=False)
     except DtprofError as error:
-        quality.append(
-            (f"{folder.name}/{path.name}", f"cannot be read: {error.message}", 1, "nothing inside a step is known")
-        )
+        quality.append((f"{folder.name}/{path.name}", f"cannot be read: {error.message}", 1, "nothing inside a step is known"))
         return None
     part.device, part.backend = part.device or read.part.device, part.backend or read.part.backend
     return dict(read.tables)

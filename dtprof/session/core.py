@@ -16,7 +16,6 @@ from typing import Any
 
 from dtprof import plugins
 from dtprof.epoch import OFFSET_NS, epoch_ns
-from dtprof.errors import InputError
 from dtprof.jsonl import Appender
 from dtprof.protocols import Collector, Context, Status
 from dtprof.schema import STEP_KINDS
@@ -29,11 +28,11 @@ from dtprof.session.identity import Identity, identify, run_key, versions
 from dtprof.session.meter import Meter
 from dtprof.session.phases import PhaseClock
 from dtprof.session.windows import MAX_CAPTURED_STEPS as MAX_CAPTURED_STEPS
-from dtprof.session.windows import Windows
+from dtprof.session.windows import NOTHING, Windows
+from dtprof.session.windows import parse_capture as parse_capture
 
 logger = logging.getLogger("dtprof")
 
-NOTHING = (-1, -1)
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _active: Session | None = None
 
@@ -371,19 +370,6 @@ class Session:
     def forget(self) -> None:
         """In a forked child: this process measures nothing and writes nothing."""
         self._on = False
-
-
-def parse_capture(capture: str | tuple[int, int] | None) -> tuple[int, int]:
-    """``"5:8"`` or (5, 8): steps 5, 6 and 7; None: no step."""
-    if capture is None:
-        return NOTHING
-    try:
-        first, end = (int(x) for x in (capture.split(":") if isinstance(capture, str) else capture))
-    except (ValueError, TypeError) as error:
-        raise InputError(f"capture={capture!r} is no window of steps", 'write it as "5:8" for steps 5, 6 and 7') from error
-    if not 0 <= first < end:
-        raise InputError(f"capture={capture!r} holds no step", 'write it as "5:8" for steps 5, 6 and 7')
-    return first, end
 
 
 def active() -> Session | None:

@@ -20,9 +20,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from dtprof.errors import InputError
 from dtprof.protocols import Window
 
 FILE = "captures.jsonl"
+NOTHING = (-1, -1)
 POLL_S = 0.25
 MAX_CAPTURED_STEPS = 100
 MAX_REQUESTS = 200
@@ -31,6 +33,19 @@ MAX_READ = 1 << 20
 BETWEEN = 2
 
 Step = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+def parse_capture(capture: str | tuple[int, int] | None) -> tuple[int, int]:
+    """``"5:8"`` or (5, 8): steps 5, 6 and 7; None: no step."""
+    if capture is None:
+        return NOTHING
+    try:
+        first, end = (int(x) for x in (capture.split(":") if isinstance(capture, str) else capture))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"capture={capture!r} is no window of steps", 'write it as "5:8" for steps 5, 6 and 7') from error
+    if not 0 <= first < end:
+        raise InputError(f"capture={capture!r} holds no step", 'write it as "5:8" for steps 5, 6 and 7')
+    return first, end
 
 
 class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
