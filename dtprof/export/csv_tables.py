@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.export.common import Progress, Written, silent
-from dtprof.run import Part, Run
+from dtprof.run import Part, Run, write_atomic
 from dtprof.schema import TABLES, TableSpec
 from dtprof.table import Table
 
@@ -53,24 +54,34 @@ def header(spec: TableSpec) -> list[str]:
 
 def _columns(path: Path) -> Written:
     rows = [(s.name, c.name, c.kind, c.unit, c.doc) for s in TABLES.values() for c in s.columns]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file)
-        out.writerow(["table", "column", "kind", "unit", "meaning"])
-        out.writerows(rows)
-    return Written(path, len(rows))
+    return _file(path, ["table", "column", "kind", "unit", "meaning"], rows)
 
 
 def _table(run: Run, spec: TableSpec, parts: list[Part | None], path: Path) -> Written:
-    rows = 0
-    with path.open("w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file)
-        out.writerow(header(spec))
+    def rows() -> Iterator[tuple[object, ...]]:
         for part in parts:
             table = run.table(spec.name, part.ordinal if part else None)
-            rows += len(table)
             for start in range(0, len(table), _CHUNK):
-                out.writerows(zip(*_chunk(table, part, start, min(start + _CHUNK, len(table))), strict=True))
-    return Written(path, rows)
+                yield from zip(*_chunk(table, part, start, min(start + _CHUNK, len(table))), strict=True)
+
+    return _file(path, header(spec), rows())
+
+
+def _file(path: Path, head: list[str], rows: Iterable[tuple[object, ...]]) -> Written:
+    """Write one file, whole or not at all."""
+    count = 0
+
+    def write(temporary: Path) -> None:
+        nonlocal count
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            out = csv.writer(file)
+            out.writerow(head)
+            for row in rows:
+                out.writerow(row)
+                count += 1
+
+    write_atomic(path, write)
+    return Written(path, count)
 
 
 def _chunk(table: Table, part: Part | None, lo: int, hi: int) -> list[list[object]]:

@@ -54,19 +54,24 @@ def new_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 class ParquetFolder:
-    """``folder/TABLE.parquet`` for every table, empty ones too; the folder is made anew."""
+    """``folder/TABLE.parquet`` for every table, empty ones too; takes the place of an earlier folder when it is whole."""
 
     def __init__(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self._writers = {table: pq.ParquetWriter(folder / f"{table}.parquet", _schema(table)) for table in TABLES}
+        self._folder, self._temporary = folder, folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary.mkdir(parents=True)
+        self._writers = {table: pq.ParquetWriter(self._temporary / f"{table}.parquet", _schema(table)) for table in TABLES}
 
     def __enter__(self) -> ParquetFolder:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         for writer in self._writers.values():
             writer.close()
+        if kind is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.replace(self._temporary, self._folder)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def add(self, sheet: Sheet) -> None:
         """Add the rows of a sheet."""

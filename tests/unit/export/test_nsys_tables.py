@@ -49,6 +49,15 @@ def test_a_report_is_whole(written, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_nothing_half_written_is_left_where_writing_fails(tmp_path, monkeypatch):
+    NsysExporter().write(hostile(), tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.suffix != ".nsys-rep" and p.is_file()}
+    monkeypatch.setattr("dtprof.export.nsys.own.write", lambda *args, **more: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        NsysExporter().write(hostile(), tmp_path)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.suffix != ".nsys-rep" and p.is_file()} == before
+
+
 def test_every_number_of_an_enumeration_has_its_row(written):
     for database in written(hostile()):
         for table, column, enum in (
