@@ -22,6 +22,8 @@ from dtprof.table import Strings
 
 _ALL_CATS = (*CATS, "python_function", "other")
 _PACKED = ("grid", "block")
+# names are looked up in a table up to this range of their numbers
+_MOST_NUMBERS = 2**24
 # columns that are ours, and no arguments of a trace
 _OWN = ("domain", "category", "payload", "event", "event_sync")
 
@@ -177,8 +179,7 @@ def _names(
     plain = [_plain(text) for text in got.texts]
     lut = np.array([values.setdefault(text, len(values)) for text in plain] + [-1], np.int32)
     wanted = _column(pieces, "name")[:first]
-    at = np.minimum(np.searchsorted(got.numbers, wanted), max(len(got.numbers) - 1, 0))
-    codes[:first] = np.where(wanted == -1, -1, lut[at])
+    codes[:first] = np.where(wanted == -1, -1, lut[_places(got.numbers, wanted)])
     external = np.full(len(codes), MISSING, np.int64)
     library = np.zeros(len(codes), bool)
     args: dict[str, Sparse] = {}
@@ -194,6 +195,16 @@ def _names(
         if len(rows := np.flatnonzero(sizes.codes[meant] >= 0)):
             args["Input Dims"] = Sparse((rows + first).astype(np.int32), Strings(sizes.codes[meant][rows], sizes.values))
     return Strings(codes, tuple(values)), external, args, library
+
+
+def _places(numbers: Ints, wanted: Ints) -> Ints:
+    """Place of each of ``wanted`` among the ascending ``numbers``; any place for what is not among them."""
+    low, high = (int(numbers[0]), int(numbers[-1])) if len(numbers) else (0, 0)
+    if high - low >= _MOST_NUMBERS:
+        return np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
+    table = np.zeros(high - low + 1, np.int64)
+    table[numbers - low] = np.arange(len(numbers))
+    return table[np.clip(wanted - low, 0, high - low)]
 
 
 def _plain(text: str) -> str:
