@@ -15,6 +15,7 @@ from dtprof.schema import PHASES
 from dtprof.table import Table
 
 Quality = list[tuple[str, str, int, str]]
+LONG_STALL_MS = 1000.0
 Lines = Sequence[Mapping[str, Any]]
 
 _OURS = re.compile(r"^trace(?:-\d{4})?\.json(?:\.gz)?$")
@@ -35,6 +36,7 @@ def read_traces(folder: Path, part: Part, lines: Lines, quality: Quality) -> tup
 
     ``lines`` are the rows of steps.jsonl. Traces of the job are read where they show steps that ours do not.
     """
+    quality += _stalls(folder.name, part)
     read = [(path, tables) for path in trace_files(folder) if (tables := _tables(folder, path, part, quality)) is not None]
     traced = {int(step) for _, tables in read for step in tables["steps"]["step"].tolist()}
     theirs: set[int] = set()
@@ -53,7 +55,7 @@ def read_traces(folder: Path, part: Part, lines: Lines, quality: Quality) -> tup
         what = "written by the job's own torch.profiler; its steps are counted as in steps.jsonl"
         quality.append((f"{folder.name}/{path.name}", what, 1, "what it recorded is as the job chose"))
     if not read:
-        if not quality or not any("cannot be read" in what for _, what, _, _ in quality):
+        if not any("cannot be read" in what for _, what, _, _ in quality):
             quality.append((folder.name, "no trace", 1, "steps and losses are known, but nothing inside a step"))
         return {}, theirs
     read.sort(key=lambda one: _begin(one[1]))
@@ -68,6 +70,21 @@ def _tables(folder: Path, path: Path, part: Part, quality: Quality) -> dict[str,
         return None
     part.device, part.backend = part.device or read.part.device, part.backend or read.part.backend
     return dict(read.tables)
+
+
+def _stalls(name: str, part: Part) -> Quality:
+    """What ending a capture kept the loop waiting for, where that was long: rows of ``quality``."""
+    states = [s for s in part.extra.get("collectors") or [] if isinstance(s, dict) and s.get("name") == "torch_profiler"]
+    facts = [f for s in states if isinstance(f := s.get("facts"), dict)]
+    windows = [w for f in facts if isinstance(of := f.get("windows"), list) for w in of if isinstance(w, dict)]
+    told: Quality = []
+    for window in windows:
+        took = sum(ms for key in ("stop_ms", "export_ms") if isinstance(ms := window.get(key), int | float))
+        if took >= LONG_STALL_MS:
+            step = window.get("exported_at_step")
+            what = f"the loop stood still for {took / 1e3:.1f} s after step {step}, while torch.profiler stopped and exported"
+            told.append((name, what, 1, "no step's time has it; other ranks waited in their next collective"))
+    return told
 
 
 def _begin(tables: Mapping[str, Table]) -> int:

@@ -106,3 +106,20 @@ def test_what_the_jobs_profiler_saw_of_our_window_is_not_counted_twice(run):
     assert len(opened.table("events", 0).take(opened.table("events", 0).is_("kind", "kernel"))) == 4
     told = [what for what, _ in quality(opened)]
     assert any("its steps are in another trace" in w for w in told) and any("no step of it is one of ours" in w for w in told)
+
+
+def test_a_loop_that_waited_long_for_an_export_is_told(run):
+    part, lines = run
+    lines({5, 6})
+    trace(part / "trace.json", [5, 6])
+    whole = json.loads((part / "part.json").read_text())
+    windows = [
+        {"stop_ms": 900.0, "export_ms": 4100.0, "exported_at_step": 6},
+        {"stop_ms": 5.0, "export_ms": 9.0},
+        "x",
+        {"stop_ms": None},
+    ]
+    whole["extra"]["collectors"] = [{"name": "torch_profiler", "facts": {"windows": windows}}, {"name": "torch_profiler"}]
+    (part / "part.json").write_text(json.dumps(whole))
+    told = [what for what, _ in quality(dtprof.open_run(part.parent)) if "stood still" in what]
+    assert told == ["the loop stood still for 5.0 s after step 6, while torch.profiler stopped and exported"]
