@@ -26,6 +26,7 @@ from dtprof.epoch import epoch_ns
 from dtprof.jsonl import Appender, read_lines
 from dtprof.protocols import Context
 from dtprof.run import quality_rows
+from dtprof.session.guard import Guard
 from dtprof.table import Table
 from dtprof_collectors import memory_modules, memory_state
 from dtprof_collectors.memory_lines import Counters, Grown, Line, State
@@ -53,6 +54,7 @@ class MemoryCollector:
         self._hooks: memory_modules.Hooks | None = None
         self._gradients: dict[tuple[int, int], int] = {}
         self._stepped = self._taken = False
+        self._guard = Guard()
 
     def start(self, context: Context) -> None:
         """Open the file; listen for the first optimizer step."""
@@ -95,9 +97,12 @@ class MemoryCollector:
             return
         began = time.perf_counter_ns()
         self._stepped = True
-        with contextlib.suppress(RuntimeError, AttributeError, KeyError, TypeError):
-            self._gradients.update(memory_state.gradients_of(optimizer))
+        if not self._guard.call("memory", "optimizer", -1, self._add_gradients, optimizer):
+            self._status.miss("gradients: some could not be counted")
         self._status.own_ns += time.perf_counter_ns() - began
+
+    def _add_gradients(self, optimizer: Any) -> None:
+        self._gradients.update(memory_state.gradients_of(optimizer))
 
     def _counters(self, step: int) -> Counters:
         line = Counters(step=step, ts=epoch_ns(), rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

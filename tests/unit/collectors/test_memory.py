@@ -118,6 +118,18 @@ def test_its_hook_is_gone_once_the_state_is_known(collector):
     assert len(module._global_optimizer_pre_hooks) == before - 1
 
 
+def test_what_counting_gradients_raises_does_not_reach_the_job(collector, tmp_path, monkeypatch):
+    def fails(_optimizer):
+        raise AssertionError("planted")
+
+    monkeypatch.setattr(memory_state, "gradients_of", fails)
+    model = nn.Sequential(nn.Linear(6, 4))
+    train(model, torch.optim.SGD(model.parameters(), 0.1), collector)
+    collector.stop()
+    assert Rows(state(tmp_path)[0]["rows"], {"0"}) == {("parameter", "0"): WEIGHTS["0"]}
+    assert any("gradients" in text for text in collector._status.missing)
+
+
 def test_resident_memory_is_read_every_step(collector, tmp_path):
     held = []
     for step in range(4):

@@ -213,6 +213,11 @@ def test_a_text_file_is_none(tmp_path):
         dtprof.open_run(path)
 
 
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert not reader.SnapshotReader().sniff(tmp_path / "pipe")
+
+
 def test_the_reader_stays_within_the_memory_it_is_given(tmp_path):
     events = [event("alloc", BASE + 512 * i, 512, i) for i in range(60_000)]
     path = write(tmp_path / "s.pickle", snapshot([segment([block(BASE, 512)])], events))
