@@ -152,6 +152,9 @@ class TorchProfilerCollector:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.end()
+        if profiler is not None and not self._status.tracing and profiler.profiler is not None:
+            # prepared and given up: should the object live on, nobody must take it for one that is about to run
+            profiler.profiler.entered = False
         if profiler is None or not self._status.tracing:
             return
         self._status.tracing = False
