@@ -24,6 +24,8 @@ def _note(what: str, text: str = "") -> None:
     """Leave a line for the launcher; see ``dtprof.session.launched.tell``."""
     try:
         folder = json.loads(os.environ["DTPROF_LAUNCH"])["notes"]
+        if not folder:
+            return
         with open(os.path.join(folder, f"{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps({"what": what, "text": text}) + "\n")
     except (KeyError, ValueError, TypeError, OSError):
