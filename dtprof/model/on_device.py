@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +38,24 @@ class Changed:
     high: StepGraph
 
 
+_checked: WeakKeyDictionary[Run, tuple[StepGraph, Gates]] = WeakKeyDictionary()
+
+
+def checked(run: Run) -> tuple[StepGraph, Gates]:
+    """The graph of a run and what its gates found, made once."""
+    if run not in _checked:
+        graph = build(run)
+        _checked[run] = graph, check(run, graph)
+    return _checked[run]
+
+
 def predict(run: Run, edits: Sequence[Edit]) -> Outcome:
     """The step of a run with device work under ``edits``."""
-    unknown = [f"{e.key} is not part of the step graph's edits" for e in edits if e.key not in _EDITS]
-    graph = build(run)
-    gates = check(run, graph)
+    if unknown := [f"{e.key} is not part of the step graph's edits" for e in edits if e.key not in _EDITS]:
+        return withheld(edits, unknown, model=MODEL)
+    graph, gates = checked(run)
     record = _record(gates)
-    reasons = [*unknown, *gates.reasons]
+    reasons = [*gates.reasons]
     if any(e.key in _OF_HOST for e in edits):
         reasons += gates.host_reasons
     if reasons:
