@@ -37,6 +37,8 @@ def open_run(path: str | Path | Sequence[str | Path], **options: Any) -> Run:
     where = Path(path)
     if not where.exists():
         raise InputError(f"{where}: no such file or folder", "check the path")
+    if not where.is_file() and not where.is_dir():
+        raise InputError(f"{where}: neither a file nor a folder", "save what it delivers to a file, and give that")
     if where.is_dir() and not os.access(where, os.R_OK | os.X_OK):
         raise InputError(f"{where}: the folder may not be read", "check its permissions")
     for reader in readers():

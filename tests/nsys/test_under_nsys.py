@@ -46,7 +46,7 @@ def test_steps_and_phases_of_a_script(nsys, tmp_path):
     steps, events = run.table("steps", part.ordinal), run.table("events", part.ordinal)
     complete = steps.take(steps["complete"])
     assert complete["step"].tolist() == [3, 4, 5, 6]
-    assert (complete["host_dur"] >= 14_000_000).all()
+    assert (complete["host_dur"] >= 12_000_000).all()
     for phase, name, least, times in (("data", "data", 2, 1), ("forward", "forward", 4, 2), ("checkpoint", "save", 2, 1)):
         mine = events.take(events.is_("phase", phase) & events.is_("kind", "range"))
         assert len(mine) == 4 * times, phase

@@ -46,6 +46,8 @@ class SnapshotReader:
 
     def sniff(self, path: Path) -> bool:
         """A pickle of protocol 2 to 5 that is no dump of torch's flight recorder."""
+        if not path.is_file():
+            return False
         try:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)

@@ -3,6 +3,7 @@
 import gc
 import threading
 from itertools import pairwise
+from mmap import mmap
 
 import pytest
 
@@ -133,7 +134,8 @@ def test_what_counting_gradients_raises_does_not_reach_the_job(collector, tmp_pa
 def test_resident_memory_is_read_every_step(collector, tmp_path):
     held = []
     for step in range(4):
-        held.append(torch.ones(4 << 20))
+        held.append(mmap(-1, 16 << 20))  # pages that the process has never had, unlike those of an allocator
+        held[-1].write(b"1" * (16 << 20))
         collector.on_step(step)
     collector.stop()
     lines = [row for row in read_lines(tmp_path / FILE)[0] if row["type"] == "counters"]
