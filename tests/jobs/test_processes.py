@@ -100,6 +100,7 @@ def test_the_job_command_lists_explains_and_refuses(tmp_path):
 
 
 def test_the_job_command_ends_with_the_jobs_code(tmp_path):
-    words = ["--ranks", "1", "--out", str(tmp_path / "r"), "--steps", "2", "--losses", "no/such/folder"]
+    (tmp_path / "losses.rank0").mkdir()
+    words = ["--ranks", "1", "--out", str(tmp_path / "r"), "--steps", "2", "--losses", "losses"]
     done = dtprof("job", "ddp", *words, cwd=tmp_path)
     assert done.returncode == 1
