@@ -60,21 +60,23 @@ def simulate(
     cost: CostTable,
     wire: float = 1.0,
     view: bool = False,
+    busy: float = 1.0,
+    extra: float = 0.0,
 ) -> StepTimes:
     """One step: ``sizes`` are the parameters' bytes, ``buckets`` their members in order; ``wire`` scales what is sent.
 
     A collective begins when all ranks have handed it over and a worker is free, in the order of the buckets. With ``view``
     gradients lie in the buckets, and nothing is copied. Where less than all travels (``wire`` below 1) a bucket is converted
-    before, by the thread that hands it over, and back after, each at the price of a copy.
-    """  # fmt: skip
+    before, by the thread that hands it over, and back after, each at the price of a copy. ``busy``: how many times longer a
+    transfer takes while a rank still computes; ``extra``: ns that each takes in a job beside what the cost says.
+    """
     held = [sum(sizes[i] for i in bucket) for bucket in buckets]
     need = np.array([_needs(rank, sizes, buckets, view, wire < 1) for rank in ranks])
     total = np.array([float(rank.ready.max()) for rank in ranks])
     total = np.maximum(total, need.max(axis=1))
     back = max(rank.copy for rank in ranks) if wire < 1 else 0.0
-    run = _Running(
-        need, total, np.array([1 - r.slowed for r in ranks]), [b * wire for b in held], cost, [b * back for b in held]
-    )
+    after = [b * back + extra / busy for b in held]
+    run = _Running(need, total, np.array([1 - r.slowed for r in ranks]), [b * wire for b in held], cost, after, busy)
     begin, end, launched, computed = run.through()
     synced = np.array([_finish(rank, float(computed[i]), end, held, view) for i, rank in enumerate(ranks)])
     ends = synced + np.array([rank.tail for rank in ranks])
@@ -105,9 +107,16 @@ class _Running:
     """Ranks that compute and collectives that move, from event to event."""
 
     def __init__(
-        self, need: Floats, total: Floats, speed: Floats, held: Sequence[float], cost: CostTable, after: Sequence[float]
+        self,
+        need: Floats,
+        total: Floats,
+        speed: Floats,
+        held: Sequence[float],
+        cost: CostTable,
+        after: Sequence[float],
+        busy: float,
     ) -> None:
-        self.after = after
+        self.after, self.busy = after, busy
         self.need, self.total, self.speed, self.held, self.cost = need, total, speed, held, cost
         self.ranks, self.count = need.shape
         self.done = np.zeros(self.ranks)
@@ -141,10 +150,11 @@ class _Running:
 
     def _speeds(self) -> tuple[Floats, dict[int, float]]:
         compute = self.speed if self.left else np.ones(self.ranks)
+        pace = 1 / self.busy if np.isinf(self.computed).any() else 1.0
         if len(self.left) < 2:
-            return compute, dict.fromkeys(self.left, 1.0)
+            return compute, dict.fromkeys(self.left, pace)
         smallest = min(self.held[k] for k in self.left)
-        return compute, dict.fromkeys(self.left, 1 / self.cost.slowdown(smallest))
+        return compute, dict.fromkeys(self.left, pace / self.cost.slowdown(smallest))
 
     def _next(self) -> float:
         """Time to the next event; infinite where nothing is left."""

@@ -11,10 +11,12 @@ import numpy as np
 from dtprof.model.cost import CostTable, from_spans
 from dtprof.model.ddp.buckets import Caps, assign
 from dtprof.model.ddp.gloo import RankWork, StepTimes, simulate
-from dtprof.model.ddp.observe import Floats, RankStep, Seen
+from dtprof.model.ddp.observe import RankStep, Seen
 
 # copying a byte is not slower than this on any machine that trains, ns
 _SLOWEST_COPY = 5.0
+# computing does not slow a transfer more than this on any machine that was seen
+_MOST_BUSY = 3.0
 # of the width of the interval: how sure one wants to be (95%, normal)
 _SIGMAS = 1.96
 
@@ -52,10 +54,10 @@ class Prediction:
 class DdpModel:
     """The DDP steps of a run as rank works, and what its collectives cost. Replays the run, and predicts changes of it."""
 
-    def __init__(self, seen: Seen, cost: CostTable, *, stretch: bool = True) -> None:
-        self.seen = seen
-        self.cost = cost.stretched(_stretch(seen, cost)) if stretch else cost
-        self.per_op = self.cost.per_op or 0.0
+    def __init__(self, seen: Seen, cost: CostTable, held: tuple[float, float] | None = None) -> None:
+        self.seen, self.cost = seen, cost
+        self.busy, self.extra = in_job(seen, cost) if held is None else held
+        self.per_op = cost.per_op or 0.0
         self.order = [i for bucket in seen.buckets for i in bucket]
         self.works = {step: [self._work(r) for r in ranks] for step, ranks in seen.steps.items()}
         self.order = sorted(range(len(seen.sizes)), key=lambda i: self._typical_ready(i))
@@ -83,7 +85,7 @@ class DdpModel:
         if change.ideal_rank is not None:
             works = _like_the_others(works, self.ranks.index(change.ideal_rank))
         view = change.view or bool(seen.config.get("gradient_as_bucket_view"))
-        return simulate(works, seen.sizes, buckets, cost, change.wire, view)
+        return simulate(works, seen.sizes, buckets, cost, change.wire, view, self.busy, self.extra)
 
     def step_times(self, step: int, change: Change) -> StepTimes:
         """One captured step under a change."""
@@ -136,7 +138,7 @@ class DdpModel:
     @cached_property
     def _variants(self) -> list[DdpModel]:
         """The same steps with the costs at the ends of what is not known of them."""
-        return [DdpModel(self.seen, cost, stretch=False) for cost in self.cost.variants()]
+        return [DdpModel(self.seen, cost, (self.busy, self.extra)) for cost in self.cost.variants()]
 
     def _gain(self, change: Change) -> float:
         """Median over the steps of the time that a change adds, ns."""
@@ -162,38 +164,63 @@ def replace_cost(model: DdpModel, cost: CostTable) -> DdpModel:
 
 def cost_of_run(seen: Seen) -> CostTable | None:
     """Costs from the collectives of the run alone; None where all have one size."""
-    sizes, alone, beside = spans(seen)
-    return from_spans(sizes, alone, beside)
+    found = spans(seen)
+    return from_spans(*(np.array([getattr(t, f) for t in found]) for f in ("size", "alone", "beside")))
 
 
-def spans(seen: Seen) -> tuple[Floats, Floats, Floats]:
-    """Of every collective of the captured steps: bytes, ns alone, and ns beside another one. It begins when all are there."""
-    sizes, alone, beside = [], [], []
+@dataclass(frozen=True)
+class Transfer:
+    """One collective of a captured step: bytes; ns ``alone`` and ``beside`` another one, and how much of each while a rank
+    computed. It begins when all ranks are there.
+    """
+
+    size: float
+    alone: float
+    beside: float
+    alone_busy: float
+    beside_busy: float
+
+
+def spans(seen: Seen) -> list[Transfer]:
+    """The collectives of all captured steps."""
+    out = []
     held = seen.bytes
     for ranks in seen.steps.values():
         begin = np.max([r.launched for r in ranks], axis=0)
         end = np.max([r.ended for r in ranks], axis=0)
-        for k in range(len(held)):
-            if end[k] <= begin[k]:
-                continue
+        computed = max(float(r.ready.max()) for r in ranks)
+        for k in np.flatnonzero(end > begin).tolist():
             others = [(max(begin[k], begin[j]), min(end[k], end[j])) for j in range(len(held)) if j != k]
-            shared = sum(hi - lo for lo, hi in others if hi > lo)
-            shared = min(shared, end[k] - begin[k])
-            sizes.append(held[k])
-            alone.append(end[k] - begin[k] - shared)
-            beside.append(shared)
-    return np.array(sizes), np.array(alone), np.array(beside)
+            shared = min(sum(hi - lo for lo, hi in others if hi > lo), end[k] - begin[k])
+            early = sum(min(hi, computed) - lo for lo, hi in others if hi > lo and computed > lo)
+            early = min(early, shared)
+            whole_busy = max(0.0, min(end[k], computed) - begin[k])
+            alone = end[k] - begin[k] - shared
+            out.append(Transfer(held[k], alone, shared, min(max(whole_busy - early, 0.0), alone), early))
+    return out
 
 
-def _stretch(seen: Seen, cost: CostTable) -> float:
-    """How much longer the run's own collectives take than the table says; 1 where the run has none."""
-    sizes, alone, beside = spans(seen)
-    if len(sizes) == 0:
-        return 1.0
-    expected = np.array([cost.alone(s) for s in sizes])
-    work = alone + beside / np.array([cost.slowdown(s) for s in sizes])
-    heavy = sizes >= np.median(sizes)
-    return float(np.median(work[heavy] / expected[heavy]))
+def in_job(seen: Seen, cost: CostTable) -> tuple[float, float]:
+    """(how many times longer a transfer takes beside computing, ns that each takes more) than the cost table says.
+
+    The first from the larger collectives, the second from the smaller ones. Costs that come from the run itself give (1, 0).
+    """
+    found = [t for t in spans(seen) if t.alone_busy + t.beside_busy > 0]
+    if not found:
+        return 1.0, 0.0
+    middle = float(np.median([t.size for t in found]))
+    ratios, rest = [], []
+    for t in found:
+        slow = cost.slowdown(t.size)
+        early = t.alone_busy + t.beside_busy / slow
+        late = (t.alone - t.alone_busy) + (t.beside - t.beside_busy) / slow
+        todo = cost.alone(t.size) - late
+        if t.size >= middle and early > 0.5 * (early + late) and todo > 0:
+            ratios.append(early / todo)
+        rest.append((t.size, early, late))
+    busy = float(np.clip(np.median(ratios), 1.0, _MOST_BUSY)) if ratios else 1.0
+    small = [early + late - busy * max(cost.alone(size) - late, 0.0) for size, early, late in rest if size < middle]
+    return busy, max(float(np.median(small)), 0.0) if small else 0.0
 
 
 def _copy(rank: RankStep, seen: Seen) -> float:
