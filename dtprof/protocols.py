@@ -25,13 +25,15 @@ class Status:
     ``tracing``: operators are being recorded now. ``warm_up``: the step that has just ended did what later ones do not, such
     as compiling; where the job does not say its kind, it is a warm-up step. ``facts`` and ``missing`` (sentences) go into
     part.json; set ``changed`` to have it written at the next step, and call ``late()`` where they change after ``stop``.
-    ``own_ns``: time that the collector took outside its three hooks.
+    ``own_ns``: time that the collector took outside its three hooks. ``idle``, set in ``start``: there is nothing to do at a
+    step, so ``on_step`` need not be called.
     """
 
     tracing: bool = False
     warm_up: bool = False
     changed: bool = False
     own_ns: int = 0
+    idle: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     late: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)

@@ -36,6 +36,7 @@ class FlightRecorderCollector:
     def start(self, context: Context) -> None:
         """Remember where to write."""
         self._context = context
+        context.status.idle = True
 
     def on_step(self, step: int) -> None:
         """Nothing: torch records by itself."""

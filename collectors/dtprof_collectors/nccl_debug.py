@@ -202,6 +202,7 @@ class NcclDebugCollector:
     def start(self, context: Context) -> None:
         """Note the file; NCCL writes into it as communicators are made."""
         self._context = context
+        context.status.idle = True
         file = debug_file(os.environ, socket.gethostname(), os.getpid())
         self._file = file.absolute() if file else None
 

@@ -152,6 +152,7 @@ class NcclInspectorCollector:
     def start(self, context: Context) -> None:
         """Note the folder, which is relative to the present working directory."""
         self._context = context
+        context.status.idle = True
         self._folder = dump_folder(os.environ).absolute()
         self._on = os.environ.get("NCCL_INSPECTOR_ENABLE", "0") not in ("", "0") and "NCCL_PROFILER_PLUGIN" in os.environ
 

@@ -38,6 +38,7 @@ class NsysCollector:
     def start(self, context: Context) -> None:
         """Begin the first step's range."""
         if not nvtx_domain.attached():
+            context.status.idle = True
             return
         try:
             import nvtx

@@ -63,6 +63,7 @@ class Session:
         self._layout = layout or Layout()
         self._wanted = collectors
         self._collectors: list[tuple[str, Collector, Status]] = []
+        self._stepping = self._collectors
         self._first = self._step = first_step
         self._meter = Meter()
         self._late = threading.RLock()
@@ -136,6 +137,7 @@ class Session:
             self._collectors.append((name, collector, status))
             if not self.guard.call(name, "start", self._step, collector.start, context):
                 self.guard.call(name, "stop", self._step, collector.stop)
+        self._stepping = [(name, collector, status) for name, collector, status in self._collectors if not status.idle]
         self._describe()
 
     def _make_collectors(self) -> list[tuple[str, Collector]]:
@@ -237,16 +239,16 @@ class Session:
     def _end_step(self, entered: int, loss: Any, tokens: int | None, samples: int | None, kind: str | None) -> None:
         step, windows = self._step, self._windows
         duration = entered - self._began
-        traced = any(status.tracing for _, _, status in self._collectors)
+        traced = any(status.tracing for _, _, status in self._stepping)
         captured = traced and windows is not None and windows.current.first <= step < windows.current.end
         if step == self._first:
             self._settle()
         if windows is not None and not self.guard.is_off("captures"):
             self.guard.call("captures", "look", step, self._look, windows, step, duration, kind)
-        for name, collector, _ in self._collectors:
+        for name, collector, _ in self._stepping:
             if not self.guard.is_off(name):
                 self._hook(name, collector, step)
-        hidden = sum(status.own_ns for _, _, status in self._collectors)
+        hidden = sum(status.own_ns for _, _, status in self._stepping)
         row = {
             "step": step,
             "host_ts": self._began + OFFSET_NS,

@@ -234,14 +234,18 @@ def test_the_round_trip_is_as_asked(permitted, scripts, milliseconds):
     ("rate", "op", "size"), [("200mbit", "all_reduce", "4M"), ("1gbit", "all_reduce", "8M"), ("5gbit", "broadcast", "16M")]
 )
 def test_busbw_is_the_shaped_rate(permitted, tmp_path, rate, op, size):
-    """By broadcast at 5 Gb/s, where gloo's all-reduce is limited by its adding on small machines; the best of three."""
+    """By broadcast at 5 Gb/s, where gloo's all-reduce is limited by its adding on small machines.
+
+    By the shortest of its repetitions, which nothing else on the machine has lengthened; the best of three measurements.
+    """
     found = []
     for attempt in range(3):
         out = tmp_path / str(attempt)
         words = ["--ops", op, "--sizes", size, "--no-links", "--no-concurrent", "--no-dtprof", "--out", str(out)]
         assert main(["job", "collectives", "--lab", f"rate={rate}", *words]) == 0
         (row,) = map(json.loads, (out / "calibration.jsonl").read_text().splitlines())
-        found.append(row["busbw_gb_s"] * 8e9 / parse_lab(f"rate={rate}", 1).rates[0])
+        fastest = row["busbw_gb_s"] * row["median_ns"] / row["low_ns"]
+        found.append(fastest * 8e9 / parse_lab(f"rate={rate}", 1).rates[0])
         if found[-1] == pytest.approx(1, abs=0.1):
             return
     pytest.fail(f"busbw is {found} of the rate")
