@@ -24,13 +24,16 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted saving of an edit, in seconds per step, with its interval and the model's own record."""
+    """Predicted saving of an edit, in seconds per step, with its interval and the model's own record.
+
+    ``unexplained_fraction`` is that of the critical path; None where the model has no such path.
+    """
 
     seconds_per_step: float
     low: float
     high: float
     replay_error: float
-    unexplained_fraction: float
+    unexplained_fraction: float | None
 
 
 @dataclass(frozen=True)

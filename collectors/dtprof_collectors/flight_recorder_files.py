@@ -48,6 +48,13 @@ def rank_in(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+# what an unpickler may raise on damaged bytes, whichever opcode the damage makes of them
+DAMAGED = (
+    pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, ImportError, ArithmeticError,
+    RecursionError, NotImplementedError, MemoryError,
+)  # fmt: skip
+
+
 def read_dump(path: Path) -> dict[str, Any]:
     """The dump, checked in outline; InputError names the file where it is none, is cut off, or holds more than plain values."""
     try:
@@ -58,7 +65,7 @@ def read_dump(path: Path) -> dict[str, Any]:
         found = _Plain(io.BytesIO(data)).load() if _PICKLE.match(data) else json.loads(data)
     except Forbidden as error:
         raise InputError(f"{path}: refused: {error}", "a flight-recorder dump holds plain values only") from error
-    except Exception as error:  # a damaged pickle raises almost anything
+    except DAMAGED as error:
         raise InputError(f"{path}: cut off or damaged ({type(error).__name__}: {error})", _TAKE) from error
     if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
         raise InputError(f"{path}: no flight-recorder dump: it has no list of entries", _TAKE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +169,3 @@ def _collective(number: int, places: Sequence[Place]) -> dict[str, Any]:
         "algbw": algbw, "busbw": algbw * factor if algbw and factor else None,
         "matched_by": "seq" if len(places) > 1 else "single", "one_sided": one_sided, "start_skew": max(starts) - min(starts),
     }  # fmt: skip
-
-
-def with_members(operations: Sequence[Recorded], members: Mapping[str, tuple[int, ...]]) -> list[Recorded]:
-    """The same operations, with the members of groups that are known by now."""
-    out = []
-    for o in operations:
-        ranks = members.get(o.group.name)
-        out.append(o if ranks is None else replace(o, group=replace(o.group, ranks=ranks, size=len(ranks))))
-    return out

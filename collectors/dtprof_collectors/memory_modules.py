@@ -6,6 +6,7 @@ Nothing is hooked where torch.compile is in use: a new hook on a compiled module
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ def named_modules() -> list[tuple[str, Any]]:
     return list(out.values())
 
 
-class Hooks:
+class Hooks(ABC):
     """Hooks around the forward pass of every module, until ``remove``; what they raise is kept from the job."""
 
     def __init__(self) -> None:
@@ -67,13 +68,13 @@ class Hooks:
 
         return hook
 
+    @abstractmethod
     def enter(self, path: str) -> None:
         """Module ``path`` begins its forward pass."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, path: str) -> None:
         """Module ``path`` ends it."""
-        raise NotImplementedError
 
 
 class Ranges(Hooks):

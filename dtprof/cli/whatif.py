@@ -80,10 +80,11 @@ def lines(outcome: Outcome) -> list[str]:
         return [f"WITHHELD  {changes}", *(f"          {reason}" for reason in outcome.withheld)]
     measured, predicted = outcome.measured_ns or 0.0, outcome.predicted_ns or 0.0
     gain = predicted / measured - 1 if measured else 0.0
+    rest = "" if outcome.unexplained is None else f", unexplained {percent(outcome.unexplained)}"
     bounds = interval(outcome.low_ns or 0.0, outcome.high_ns or 0.0)
     told = [
         f"PREDICTED  {time(predicted)} per step with {changes}: {gain:+.1%} of {time(measured)} ({bounds})",
-        f"TRUST      {outcome.model}; replay error {percent(outcome.replay_error)}, unexplained {percent(outcome.unexplained)}",
+        f"TRUST      {outcome.model}; replay error {percent(outcome.replay_error)}{rest}",
         *(f"           {note}" for note in outcome.notes),
     ]
     if (outcome.low_ns or 0.0) <= measured <= (outcome.high_ns or 0.0):

@@ -16,7 +16,8 @@ class Outcome:
     """A predicted step, ns, with its interval; or ``withheld``, the reasons why there is none (the values are then None).
 
     ``measured_ns`` is the step that it is compared with. ``replay_error`` and ``unexplained`` are the model's own record,
-    ratios; ``notes`` say what the numbers rest on; ``make_run`` makes the simulated run.
+    ratios; ``unexplained`` is None for models without a critical path. ``notes`` say what the numbers rest on; ``make_run``
+    makes the simulated run.
     """
 
     edits: tuple[Edit, ...]
@@ -45,7 +46,7 @@ class Outcome:
             return None
         return Prediction(
             self.saved_ns / 1e9, (self.measured_ns - self.high_ns) / 1e9, (self.measured_ns - self.low_ns) / 1e9,
-            self.replay_error or 0.0, self.unexplained or 0.0,
+            self.replay_error or 0.0, self.unexplained,
         )  # fmt: skip
 
     def document(self) -> dict[str, Any]:

@@ -33,10 +33,9 @@ def price(finding: Finding, scale: Scale) -> str:
     if predicted is not None:
         saving = scale.with_unit(predicted.seconds_per_step * 1e9)
         band = interval(predicted.low * 1e9, predicted.high * 1e9)
-        return (
-            f"saves {saving} per step ({band}); replay error {percent(predicted.replay_error)}, "
-            f"unexplained {percent(predicted.unexplained_fraction)}"
-        )
+        rest = predicted.unexplained_fraction
+        record = f"replay error {percent(predicted.replay_error)}" + ("" if rest is None else f", unexplained {percent(rest)}")
+        return f"saves {saving} per step ({band}); {record}"
     if finding.seconds_per_step is None:
         return "no prediction: what it costs is not known"
     if finding.bound:

@@ -106,7 +106,7 @@ def _agreed(asked: Plan, kept: str) -> str:
         try:
             store = dist.distributed_c10d._get_default_store()
             return store.compare_set(_STORE_KEY, "", agreed).decode() or agreed
-        except Exception as error:  # noqa: BLE001 - stores differ in what they can do and raise
+        except (RuntimeError, OSError, ValueError, TypeError, AttributeError) as error:
             facts["run_id"] = f"not agreed with other nodes ({type(error).__name__}: {error})"
     return agreed
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from dtprof.cli.doctor import machine, probes, software, topology
 from dtprof.cli.doctor.item import Item, guarded
+from dtprof.plugins import attempt
 
 # what the base install needs and the extras bring
 PACKAGES = (
@@ -64,12 +65,10 @@ def examine(runs: Path) -> dict[str, Any]:
         (software.TOOLS, "tools", software.tools),
     ):
         items += guarded(section, name, check)
-    try:
-        conflicts = software.conflicts(torch, nvml, os.environ)
-        machine_is = topology.of_machine(nvml)
-    except Exception as error:  # noqa: BLE001 - as in guarded
-        items.append(Item(machine.SYSTEM, "topology", "unknown", f"the check failed: {type(error).__name__}: {error}", ""))
-        conflicts, machine_is = [], {}
+    told, error = attempt(lambda: (software.conflicts(torch, nvml, os.environ), topology.of_machine(nvml)))
+    if error:
+        items.append(Item(machine.SYSTEM, "topology", "unknown", f"the check failed: {error}", ""))
+    conflicts, machine_is = told or ([], {})
     return {
         "schema": 1,
         "host": socket.gethostname(),
@@ -82,10 +81,8 @@ def examine(runs: Path) -> dict[str, Any]:
 
 
 def _or_error(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return call()
-    except Exception as error:  # noqa: BLE001 - as in guarded
-        return {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+    found, error = attempt(call)
+    return {"error": error, "kind": "failed"} if error else dict(found)
 
 
 def _document(item: Item) -> dict[str, Any]:

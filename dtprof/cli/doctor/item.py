@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from dtprof.plugins import attempt
+
 State = Literal["ok", "limited", "missing", "absent", "unknown"]
 
 
@@ -42,10 +44,8 @@ Check = Callable[[], list[Item]]
 
 def guarded(section: str, name: str, check: Check) -> list[Item]:
     """The items of a check; one that fails is itself an item, for a doctor that falls ill helps nobody."""
-    try:
-        return check()
-    except Exception as error:  # noqa: BLE001 - a look at a strange machine may end in any way
-        return [Item(section, name, "unknown", f"the check failed: {type(error).__name__}: {error}", "")]
+    found, error = attempt(check)
+    return [Item(section, name, "unknown", f"the check failed: {error}", "")] if error else list(found)
 
 
 def installed(package: str) -> str | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dtprof.errors import DtprofError, InputError, NotATrace
+from dtprof.errors import DtprofError, NotATrace
 from dtprof.ingest import cache
 from dtprof.ingest.kineto.build import PartData, build_part
 from dtprof.ingest.kineto.files import FileHint, find, hint_of, trace_files
@@ -19,16 +17,13 @@ from dtprof.ingest.kineto.recordings import keep_apart
 from dtprof.ingest.kineto.scan import scan_file, what_is
 from dtprof.ingest.kineto.scan import sniff as sniff_file
 from dtprof.ingest.match import match
+from dtprof.ingest.side_by_side import read_all
 from dtprof.ingest.store import IngestStore
 from dtprof.run import Format, Manifest, Part, Run, quality_rows
 from dtprof.table import Table
 
-# above this many bytes of trace files, tables stay in the cache until they are asked for
-KEEP_BYTES = 64 * 2**20
 # files that are passed over and named one by one
 _NAMED = 5
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,9 @@ class KinetoReader:
             raise NotATrace(
                 f"{path}: no torch.profiler trace in this folder", "give the folder that holds the *.json or *.json.gz traces"
             )
-        found, failed = ingest_all(files, options.get("executor"), options.get("cache", True), options.get("progress"))
+        found, failed = read_all(
+            files, ingest_file, options.get("executor"), options.get("cache", True), options.get("progress")
+        )
         if not found:
             raise failed[0][1]
         extra = [(f.name, f"cannot be read: {error.message}", 1, "left out of everything") for f, error in failed]
@@ -98,35 +95,6 @@ def _passed_over(files: Sequence[Path]) -> list[tuple[str, str, int, str]]:
         more = len(files) - _NAMED
         rows.append((files[_NAMED].name, "other files that are no traces", more, "passed over"))
     return rows
-
-
-def ingest_all(
-    files: Sequence[Path], executor: Executor | None, use_cache: bool, progress: Progress | None
-) -> tuple[list[Ingested], list[tuple[Path, DtprofError]]]:
-    """Read all files side by side; a file that cannot be read does not stop the others."""
-    keep = sum(f.stat().st_size for f in files) <= KEEP_BYTES
-    workers = max(1, min(len(files), os.cpu_count() or 1))
-    own = executor is None
-    pool = executor if executor is not None else ThreadPoolExecutor(workers, thread_name_prefix="dtprof-ingest")
-    found: list[Ingested] = []
-    failed: list[tuple[Path, DtprofError]] = []
-    try:
-        futures: list[Future[Ingested]] = [pool.submit(ingest_file, f, keep, use_cache) for f in files]
-        for done, (file, future) in enumerate(zip(files, futures, strict=True), 1):
-            try:
-                found.append(future.result())
-            except DtprofError as error:
-                failed.append((file, error))
-            except BrokenExecutor as error:
-                raise InputError(
-                    f"{file}: the worker that read it died ({error})", "give it more memory or fewer workers"
-                ) from error
-            if progress:
-                progress(file.name, done, len(files))
-    finally:
-        if own:
-            pool.shutdown(cancel_futures=True)
-    return found, failed
 
 
 def assemble(

@@ -36,6 +36,13 @@ TOO_MANY = ("it expands to more entries than it has bytes", "record the snapshot
 _NONE = -(2**63)
 
 
+# what an unpickler may raise on damaged bytes, whichever opcode the damage makes of them
+DAMAGED = (
+    pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, ImportError, ArithmeticError,
+    RecursionError, NotImplementedError,
+)  # fmt: skip
+
+
 class RefusedError(Exception):
     """What is wrong, and the remedy."""
 
@@ -123,7 +130,7 @@ def read(path: Path) -> dict[str, Any]:
     except (MemoryError, OverflowError) as error:
         remedy = "record fewer entries (max_entries of torch.cuda.memory._record_memory_history)"
         raise RefusedError("it needs more memory than reading it may take", remedy) from error
-    except Exception as error:
+    except DAMAGED as error:
         what = f"the pickle is damaged at byte {file_position(path, error)}({type(error).__name__}: {error})"
         raise RefusedError(what, "copy or record the snapshot again") from error
     if not isinstance(loaded, dict) or not isinstance(loaded.get("segments"), list):

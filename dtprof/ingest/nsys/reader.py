@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import msgspec
 
 from dtprof.errors import DtprofError, InputError, NotATrace
 from dtprof.ingest import cache
-from dtprof.ingest.kineto.reader import KEEP_BYTES, Ingested, assemble
+from dtprof.ingest.kineto.reader import Ingested, assemble
 from dtprof.ingest.nsys.build import build_report, open_source
 from dtprof.ingest.nsys.database import looks_exported
 from dtprof.ingest.nsys.export import exported, is_report
@@ -21,6 +19,7 @@ from dtprof.ingest.nsys.files import Report, find, is_sqlite, ranks_by_name
 from dtprof.ingest.nsys.nccl import group_name
 from dtprof.ingest.nsys.ranks import Claimant, Claims, members, settle
 from dtprof.ingest.nsys.source import EXPORT
+from dtprof.ingest.side_by_side import read_all
 from dtprof.run import Part, Run, write_json
 from dtprof.table import Table
 
@@ -113,8 +112,9 @@ class NsysReader:
         return self._run(paths[0].parent, [r for p in paths for r in find(p)], options)
 
     def _run(self, path: Path, reports: Sequence[Report], options: Mapping[str, Any]) -> Run:
-        opened, failed = _ingest_all(
-            [r.path for r in reports], options.get("executor"), options.get("cache", True), options.get("progress")
+        files = [r.path for r in reports]
+        opened, failed = read_all(
+            files, ingest_report, options.get("executor"), options.get("cache", True), options.get("progress")
         )
         if not opened:
             raise failed[0][1]
@@ -125,36 +125,6 @@ class NsysReader:
             if r.stale
         ]
         return _assembled(path, opened, extra)
-
-
-def _ingest_all(
-    files: Sequence[Path], executor: Executor | None, use_cache: bool, progress: Progress | None
-) -> tuple[list[Opened], list[tuple[Path, DtprofError]]]:
-    """Read all reports side by side; one that cannot be read does not stop the others."""
-    keep = sum(f.stat().st_size for f in files) <= KEEP_BYTES
-    own = executor is None
-    pool = executor if executor is not None else ThreadPoolExecutor(
-        max(1, min(len(files), os.cpu_count() or 1)), thread_name_prefix="dtprof-ingest"
-    )  # fmt: skip
-    found: list[Opened] = []
-    failed: list[tuple[Path, DtprofError]] = []
-    try:
-        futures = [pool.submit(ingest_report, f, keep, use_cache) for f in files]
-        for done, (file, future) in enumerate(zip(files, futures, strict=True), 1):
-            try:
-                found.append(future.result())
-            except DtprofError as error:
-                failed.append((file, error))
-            except BrokenExecutor as error:
-                raise InputError(
-                    f"{file}: the worker that read it died ({error})", "give it more memory or fewer workers"
-                ) from error
-            if progress:
-                progress(file.name, done, len(files))
-    finally:
-        if own:
-            pool.shutdown(cancel_futures=True)
-    return found, failed
 
 
 def _assembled(path: Path, opened: list[Opened], extra: list[tuple[str, str, int, str]]) -> Run:

@@ -1,7 +1,7 @@
 """gloo as a resource: two collectives of a group in flight, each slower for the other, and a thread that fills and empties.
 
 Measured with torch 2.13: a process group of gloo has two worker threads; a third operation queues. The backward pass goes
-on meanwhile, slowed where the cores do not suffice. After it DDP waits for the buckets in their order and copies each back.
+on meanwhile, and slows what moves. After it DDP waits for the buckets in their order and copies each back.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ class RankWork:
     """What one rank does in a step when nothing disturbs it; ns of its own work from the step's origin.
 
     ``ready``: work done when each gradient is there; ``copy``: ns per byte into a bucket, and out of it again; ``per_op``: ns
-    that handing over one collective takes; ``tail``: from the last bucket copied back to the end of the step; ``slowed``:
-    share of its speed that the rank loses while a collective runs.
+    that handing over one collective takes; ``tail``: from the last bucket copied back to the end of the step.
     """
 
     ready: Floats
     copy: float
     per_op: float
     tail: float
-    slowed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def simulate(
     total = np.maximum(total, need.max(axis=1))
     back = max(rank.copy for rank in ranks) if wire < 1 else 0.0
     after = [b * back + extra / busy for b in held]
-    run = _Running(need, total, np.array([1 - r.slowed for r in ranks]), [b * wire for b in held], cost, after, busy)
+    run = _Running(need, total, [b * wire for b in held], cost, after, busy)
     begin, end, launched, computed = run.through()
     synced = np.array([_finish(rank, float(computed[i]), end, held, view) for i, rank in enumerate(ranks)])
     ends = synced + np.array([rank.tail for rank in ranks])
@@ -110,14 +108,13 @@ class _Running:
         self,
         need: Floats,
         total: Floats,
-        speed: Floats,
         held: Sequence[float],
         cost: CostTable,
         after: Sequence[float],
         busy: float,
     ) -> None:
         self.after, self.busy = after, busy
-        self.need, self.total, self.speed, self.held, self.cost = need, total, speed, held, cost
+        self.need, self.total, self.held, self.cost = need, total, held, cost
         self.ranks, self.count = need.shape
         self.done = np.zeros(self.ranks)
         self.launched = np.full(need.shape, np.inf)
@@ -148,27 +145,26 @@ class _Running:
             self.begin[self.queue] = self.now
             self.queue += 1
 
-    def _speeds(self) -> tuple[Floats, dict[int, float]]:
-        compute = self.speed if self.left else np.ones(self.ranks)
+    def _speeds(self) -> dict[int, float]:
         pace = 1 / self.busy if np.isinf(self.computed).any() else 1.0
         if len(self.left) < 2:
-            return compute, dict.fromkeys(self.left, pace)
+            return dict.fromkeys(self.left, pace)
         smallest = min(self.held[k] for k in self.left)
-        return compute, dict.fromkeys(self.left, pace / self.cost.slowdown(smallest))
+        return dict.fromkeys(self.left, pace / self.cost.slowdown(smallest))
 
     def _next(self) -> float:
         """Time to the next event; infinite where nothing is left."""
-        compute, moving = self._speeds()
+        moving = self._speeds()
         goals = np.where(np.isinf(self.launched), self.need, np.inf).min(axis=1)
         goals = np.where(np.isfinite(goals), goals, np.where(np.isinf(self.computed), self.total, np.inf))
-        waits = (goals - self.done) / compute
+        waits = goals - self.done
         return float(min([*waits.tolist(), *(self.left[k] / moving[k] for k in self.left)]))
 
     def _advance(self, step: float) -> None:
-        compute, moving = self._speeds()
+        moving = self._speeds()
         step = max(step, 0.0)
         self.now += step
-        self.done = np.minimum(self.done + compute * step, np.maximum(self.total, self.need.max(axis=1)))
+        self.done = np.minimum(self.done + step, np.maximum(self.total, self.need.max(axis=1)))
         for number in list(self.left):
             self.left[number] -= step * moving[number]
             if self.left[number] <= _EPSILON:

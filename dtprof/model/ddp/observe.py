@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtprof.intervals import Ints
+from dtprof.model.typical import typical_step
 from dtprof.run import Part, Run
 from dtprof.schema import MISSING
 
@@ -81,7 +82,8 @@ def observe(run: Run) -> Seen | str:
     steps = _steps(run, parts, names, len(buckets))
     if not steps:
         return "no captured step has the times of all buckets on all ranks"
-    typical, untraced = _typical(run, parts, set(steps))
+    traced = float(np.median([max(r.end - r.begin for r in ranks) for ranks in steps.values()]))
+    typical, untraced = typical_step(run, parts, traced)
     return Seen(names, sizes, buckets, steps, typical, untraced, dict(config), str(config.get("backend")), n)
 
 
@@ -173,22 +175,3 @@ def _backward_passes(run: Run, part: Part) -> dict[int, tuple[int, int]]:
             begin = int(events["ts"][row])
             out[int(events["step"][row])] = begin, begin + int(events["dur"][row])
     return out
-
-
-def _typical(run: Run, parts: list[Part], traced: set[int]) -> tuple[float, int]:
-    """Median over steps of the longest duration over the ranks: untraced training steps where there are five, else traced."""
-    longest: dict[int, float] = {}
-    captured: set[int] = set()
-    for part in parts:
-        steps = run.table("steps", part.ordinal)
-        kinds = steps.text("kind")
-        for row, step in enumerate(steps["step"].tolist()):
-            if kinds[row] in (None, "train"):
-                longest[step] = max(longest.get(step, 0.0), float(steps["host_dur"][row]))
-                if steps["captured"][row]:
-                    captured.add(step)
-    edge = {s + d for s in captured for d in (-3, -2, -1, 0, 1)}
-    plain = [d for s, d in longest.items() if s not in edge]
-    if len(plain) >= 5:
-        return float(np.median(plain)), len(plain)
-    return float(np.median([longest[s] for s in traced])), 0

@@ -150,16 +150,9 @@ def _like_the_others(works: Sequence[RankWork], place: int) -> list[RankWork]:
     others = [w for i, w in enumerate(works) if i != place]
     typical = RankWork(
         np.median([w.ready for w in others], axis=0), *(float(np.median([getattr(w, f) for w in others])) for f in
-        ("copy", "per_op", "tail", "slowed")),
+        ("copy", "per_op", "tail")),
     )  # fmt: skip
     return [typical if i == place else w for i, w in enumerate(works)]
-
-
-def replace_cost(model: DdpModel, cost: CostTable) -> DdpModel:
-    """The same model with other costs, as they are."""
-    made = object.__new__(DdpModel)
-    made.seen, made.works, made.order, made.base, made.cost = model.seen, model.works, model.order, model.base, cost
-    return made
 
 
 def cost_of_run(seen: Seen) -> CostTable | None:
@@ -203,12 +196,13 @@ def spans(seen: Seen) -> list[Transfer]:
 def in_job(seen: Seen, cost: CostTable) -> tuple[float, float]:
     """(how many times longer a transfer takes beside computing, ns that each takes more) than the cost table says.
 
-    The first from the larger collectives, the second from the smaller ones. Costs that come from the run itself give (1, 0).
+    The first from the larger collectives, the second from the smaller ones; where all have one size the first takes all. Costs
+    that come from the run itself give (1, 0).
     """
     found = [t for t in spans(seen) if t.alone_busy + t.beside_busy > 0]
     if not found:
         return 1.0, 0.0
-    middle = float(np.median([t.size for t in found]))
+    middle = (min(t.size for t in found) + max(t.size for t in found)) / 2
     ratios, rest = [], []
     for t in found:
         slow = cost.slowdown(t.size)

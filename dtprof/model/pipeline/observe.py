@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from dtprof.model.pipeline.schedules import Action, Kind
+from dtprof.model.typical import typical_step
 from dtprof.ranges import parse_range
 from dtprof.run import Part, Run
 
@@ -124,7 +125,7 @@ def _summary(run: Run, parts: list[Part], steps: dict[int, PipelineStep]) -> See
     between = float(np.median(near)) if near else 0.0
     heads = [min(p.start for passes in s.passes.values() for p in passes) for s in steps.values()]
     tails = [s.end - max(p.end for passes in s.passes.values() for p in passes) for s in steps.values()]
-    typical, untraced = _typical(run, parts, set(steps), [s.end for s in steps.values()])
+    typical, untraced = typical_step(run, parts, float(np.median([s.end for s in steps.values()])))
     return SeenPipeline(
         tuple(int(p.rank or 0) for p in parts), 1 + max(p.action.stage for p in every),
         1 + max(p.action.microbatch for p in every), takes, between, _message(steps, shortest, between),
@@ -146,19 +147,3 @@ def _message(steps: dict[int, PipelineStep], shortest: float, between: float) ->
                 if kind != "W" and sent is not None and after.start - before.end >= _WAITING * shortest and sent > before.end:
                     lags.append(after.start - sent)
     return float(np.median(lags)) if lags else between
-
-
-def _typical(run: Run, parts: list[Part], traced: set[int], ends: list[float]) -> tuple[float, int]:
-    longest: dict[int, float] = {}
-    seen: set[int] = set()
-    for part in parts:
-        steps = run.table("steps", part.ordinal)
-        kinds = steps.text("kind")
-        for row, step in enumerate(steps["step"].tolist()):
-            if kinds[row] in (None, "train"):
-                longest[step] = max(longest.get(step, 0.0), float(steps["host_dur"][row]))
-                if steps["captured"][row]:
-                    seen.add(step)
-    edge = {s + d for s in seen for d in (-1, 0, 1)}
-    plain = [d for s, d in longest.items() if s not in edge]
-    return (float(np.median(plain)), len(plain)) if len(plain) >= 5 else (float(np.median(ends)), 0)

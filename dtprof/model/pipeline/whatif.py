@@ -57,7 +57,7 @@ def predict(run: Run, edits: Sequence[Edit]) -> Outcome:
         notes.append("half of a backward pass for the input, half for the weights: how it parts was not measured")
     return Outcome(
         edits=tuple(edits), model=MODEL, measured_ns=seen.typical_ns, predicted_ns=value, low_ns=value - half,
-        high_ns=value + half, replay_error=error, unexplained=error, withheld=(), notes=tuple(notes),
+        high_ns=value + half, replay_error=error, unexplained=None, withheld=(), notes=tuple(notes),
         make_run=lambda: _as_run(run, seen, plan, found, edits),
     )  # fmt: skip
 

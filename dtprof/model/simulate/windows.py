@@ -12,7 +12,6 @@ from dtprof.analyse.covers import PartView
 from dtprof.model.graph.graph import NodeKind, StepGraph
 from dtprof.model.simulate.engine import Times
 from dtprof.run import Run
-from dtprof.schema import MISSING32
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,3 @@ def by_step(found: list[Window]) -> dict[int, list[Window]]:
     for window in found:
         out.setdefault(window.step, []).append(window)
     return out
-
-
-def missing_step(step: int) -> bool:
-    """Is this the number of no step?"""
-    return step in (-1, MISSING32)

@@ -1,7 +1,6 @@
 """Rules that predict: what they recommend is what the job would do, and they keep silent where the model does."""
 
 import numpy as np
-import pytest
 
 from dtprof.advise import findings
 from dtprof.advise.predicted import outcome, with_prediction
@@ -10,7 +9,7 @@ from dtprof.edits import parse_edits
 from dtprof.findings import Finding
 from dtprof.model.ddp.buckets import Caps, assign
 from dtprof.model.ddp.gloo import simulate
-from tests.unit.model.test_ddp import COST, MIB, SIZES, line, measured, work
+from tests.unit.model.test_ddp import COST, SIZES, line, measured, work
 
 
 def run_on(cost, late=0.0):
@@ -67,7 +66,3 @@ def test_large_device_runs_do_not_keep_a_report_waiting(truth, monkeypatch):
     run = dtprof.open_run(truth / "traces" / "kineto" / "dlrm_8rank_v100")
     monkeypatch.setattr("dtprof.advise.predicted.MOST_DEVICE_OPERATIONS", 10)
     assert outcome(run, parse_edits(["ideal.communication=true"])) is None
-
-
-def test_sizes_are_those_of_the_model():
-    assert pytest.approx(16 * MIB) == sum(SIZES)

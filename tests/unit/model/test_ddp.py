@@ -10,7 +10,7 @@ from dtprof.model.ddp.as_run import simulated_run
 from dtprof.model.ddp.buckets import MIB, Caps, assign
 from dtprof.model.ddp.gloo import RankWork, simulate
 from dtprof.model.ddp.observe import RankStep, Seen, observe
-from dtprof.model.ddp.predict import Change, DdpModel
+from dtprof.model.ddp.predict import Change, DdpModel, in_job
 from dtprof.model.whatif import what_if
 from dtprof.run import Manifest, MemoryStore, Part, Run
 
@@ -87,10 +87,27 @@ class TestGloo:
         assert found.begin[0] == pytest.approx(2 * MS)
         assert found.end[0] == pytest.approx(8 * MS)
 
-    def test_computing_slows_while_something_moves(self):
-        slowed = RankWork(np.array([0.0, 20 * MS]), 0.0, 0.0, 0.0, slowed=0.5)
-        found = simulate([slowed], [MIB, MIB], [[0], [1]], line(alpha=0))
-        assert found.launched[0, 1] == pytest.approx(25 * MS)
+    def test_what_moves_is_slower_while_a_rank_computes(self):
+        found = simulate([work(0, 12)], [MIB, 1], [[0], [1]], line(alpha=0), busy=2.0)
+        assert found.end[0] == pytest.approx((12 + 4) * MS)
+
+    def test_what_a_transfer_takes_more_in_a_job_is_not_slowed_again(self):
+        found = simulate([work(0, 100)], [MIB, 1], [[0], [1]], line(alpha=0), busy=2.0, extra=3 * MS)
+        assert found.end[0] == pytest.approx(23 * MS)
+
+    @pytest.mark.parametrize(("busy", "extra"), [(1.0, 0.0), (1.3, 0.0), (1.0, 0.6), (1.25, 0.5)])
+    def test_both_are_found_again_in_the_run(self, busy, extra):
+        ready = 20 + 12 * np.arange(1, 17)
+        caps = Caps.of(cap_list=[1, 8, 1, 100])
+        run, _, _ = measured([work(*ready), work(*(ready + 1))], caps=caps, busy=busy, extra=extra * MS)
+        found = in_job(observe(run), COST)
+        assert found[0] == pytest.approx(busy, rel=0.05)
+        assert found[1] == pytest.approx(extra * MS, abs=0.2 * MS)
+
+    def test_collectives_of_one_size_cannot_tell_them_apart_and_the_first_takes_all(self):
+        ready = 20 + 12 * np.arange(1, 17)
+        run, _, _ = measured([work(*ready), work(*(ready + 1))], busy=1.25, extra=0.5 * MS)
+        assert in_job(observe(run), COST) == (pytest.approx(1.25 + 0.5 / 7, rel=0.01), 0.0)
 
 
 class TestCost:
@@ -120,11 +137,11 @@ SIZES = tuple([MIB] * 16)
 COST = line(alpha=1 * MS, per_mib=6 * MS, slowdown=1.6, per_op=0.3 * MS)
 
 
-def measured(works, steps=6, caps=None, cost=COST, view=False):
+def measured(works, steps=6, caps=None, cost=COST, view=False, busy=1.0, extra=0.0):
     """A run whose DDP steps are the simulation of these works: what a perfect measurement would hold."""
     order = list(range(len(SIZES)))
     buckets = tuple(tuple(b) for b in assign(SIZES, order, caps or Caps.of()))
-    found = simulate(works, SIZES, buckets, cost, view=view)
+    found = simulate(works, SIZES, buckets, cost, view=view, busy=busy, extra=extra)
     ranks = tuple(
         RankStep(
             i, 0.0, w.ready + w.per_op * np.array([n for n, b in enumerate(buckets) for _ in b]), found.launched[i], found.end,
@@ -135,7 +152,7 @@ def measured(works, steps=6, caps=None, cost=COST, view=False):
     config = {"backend": "gloo", "ranks": [0, 1], "gradient_as_bucket_view": view}
     names = tuple(f"layer{i}.weight" for i in range(len(SIZES)))
     seen = Seen(names, SIZES, buckets, dict.fromkeys(range(steps), ranks), found.length, 0, config, "gloo", len(works))
-    model = DdpModel(seen, cost)
+    model = DdpModel(seen, cost, (busy, extra))
     origin = 1_700_000_000_000_000_000
     parts = [
         Part(ordinal=i, rank=i, world_size=len(works), extra={"collectors": [{"name": "ddp", "facts": {"models": [config]}}]})

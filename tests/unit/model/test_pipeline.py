@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dtprof.edits import parse_edits
-from dtprof.model.pipeline.observe import PipelineStep, SeenPipeline, observe
+from dtprof.model.pipeline.observe import SeenPipeline, observe
 from dtprof.model.pipeline.predict import changed_plan, measured_plan, simulate
 from dtprof.model.pipeline.schedules import order
 from dtprof.model.pipeline.whatif import _as_run
@@ -158,4 +158,3 @@ class TestClosedLoop:
 def test_a_run_without_passes_says_so():
     empty = Run(Manifest(run_id="x", parts=[Part(ordinal=0, rank=0)]), MemoryStore({}), "", "dtprof")
     assert observe(empty) == "no pass is tagged with stage and micro-batch"
-    assert isinstance(PipelineStep({}, 0.0), PipelineStep)
