@@ -24,6 +24,8 @@ STEPS = 5
 # (capture, first step): inside the steps, from their first one, none, beyond their end, of a job that was resumed
 WINDOWS = (((1, 3), 0), ((0, 2), 0), ((-1, -1), 0), ((100, 102), 0), ((8, 10), 7))
 JUNK = b'{}\n[]\n7\nnull\n{"step":"x","ts":[]}\n{"ts":1e400}\n\xff\xfe\x00{"a'
+# copies of a folder that its own threads are still writing
+_COPIES = 20
 WRITES = "it writes outside its folder"
 _WARM, _TIMED = 20, 200
 
@@ -170,13 +172,26 @@ def a_killed_job(candidate: Candidate) -> list[str]:
             trying(unheard, "start", made.start, candidate.context(folder))
             for step in range(steps):
                 trying(unheard, "on_step", made.on_step, step)
-            left = folder.parent / "left"
-            shutil.copytree(folder, left)
+            left = _as_killed(folder)
             trying(unheard, "stop", made.stop)
             found += _reading(candidate.factory(), left, f"after a kill at step {steps}")
             if steps == STEPS:
                 found += _reading_damaged(candidate, folder)
     return found
+
+
+def _as_killed(folder: Path) -> Path:
+    """A copy of the folder as a kill at this instant would leave it; taken again where a thread renames a file meanwhile."""
+    left = folder.parent / "left"
+    for attempt in range(_COPIES):
+        try:
+            shutil.copytree(folder, left)
+            break
+        except (shutil.Error, FileNotFoundError):
+            shutil.rmtree(left, ignore_errors=True)
+            if attempt == _COPIES - 1:
+                raise
+    return left
 
 
 def _reading_damaged(candidate: Candidate, folder: Path) -> Iterator[str]:
