@@ -67,7 +67,7 @@ def shown(kind: str, value: float) -> str:
 def write_plots(found: list[Series], args: argparse.Namespace) -> None:
     """The files that were asked for."""
     from dtprof.check.outputs import write
-    from dtprof.report.charts_history import history_figure, history_page
+    from dtprof.report.charts.history import history_figure, history_page
     from dtprof.report.html import style
 
     def figure(series: Series) -> str:
@@ -134,7 +134,7 @@ def lines(found: list[Series], width: int) -> Iterable[str | Text]:
     """A line for each metric; a plot where there is one, or of those that changed."""
     from rich.text import Text
 
-    from dtprof.report.charts_history import history_text
+    from dtprof.report.charts.history import history_text
 
     for series in found:
         yield headline(series)

@@ -7,9 +7,10 @@ from html import escape
 from importlib.resources import files
 
 from dtprof.numbers import Scale, listing, percent, time
-from dtprof.report import charts, memory, svg
+from dtprof.report import memory, svg
 from dtprof.report.budget import MANY, BudgetRow, basis, budget, left_out, mean, no_steps, shown
-from dtprof.report.charts_timeline import MOST_SPANS, timeline, timeline_figure
+from dtprof.report.charts.budget import budget_figure, undrawn
+from dtprof.report.charts.timeline import MOST_SPANS, timeline, timeline_figure
 from dtprof.report.facts import Facts
 from dtprof.report.html_tables import (
     findings_list,
@@ -108,14 +109,14 @@ def _budget(facts: Facts, rows: list[BudgetRow]) -> str:
     drawn, scale = shown(rows), Scale.of(r.total for r in rows)
     average = mean(rows) if len(rows) > 1 else None
     shares = facts.accounting.mean_shares()
-    thin = [f"{PARTS[k].label} {percent(shares[k])}" for k in charts.undrawn([*drawn, *([average] if average else [])])]
+    thin = [f"{PARTS[k].label} {percent(shares[k])}" for k in undrawn([*drawn, *([average] if average else [])])]
     sub = [f"{basis(facts)} in {scale.unit}. {SUMS}"]
     if len(rows) > 1:
         sub.append("Percentages are means over the ranks.")
     if thin:
         sub.append(f"Too thin to draw: {', '.join(thin)}.")
     sub.append(left_out(rows))
-    figure = f'<div class="wide"><figure>{charts.budget_figure(drawn, average, shares, scale)}</figure></div>'
+    figure = f'<div class="wide"><figure>{budget_figure(drawn, average, shares, scale)}</figure></div>'
     after = '<p class="after"><a href="#numbers">The numbers, to the microsecond</a></p>'
     return _section(title, escape(" ".join(filter(None, sub))), figure + after)
 

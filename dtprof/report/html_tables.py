@@ -9,8 +9,8 @@ from html import escape
 from dtprof.analyse.results import ACCOUNTING, KernelRow, Operation
 from dtprof.findings import Finding
 from dtprof.numbers import MILLISECONDS, NOT_KNOWN, Scale, count, fixed, named, percent, spelled, time
-from dtprof.report import charts
 from dtprof.report.budget import MANY, MOST_ROWS, BudgetRow, mean, shown, totals
+from dtprof.report.charts.operations import strip, strip_axis, wait_against_move
 from dtprof.report.facts import Facts
 from dtprof.report.missing import missing
 from dtprof.report.operations import (
@@ -46,7 +46,7 @@ def operations_table(facts: Facts, chosen: Selection) -> str:
     waits = _WAIT_HEADS if split else _UNSPLIT_HEADS
     head = (
         '<tr><th class="n">#</th><th>operation</th><th class="n">size</th>'
-        f'<th><span class="key">{lines}{last}</span>{charts.strip_axis(top)}</th>{waits}</tr>'
+        f'<th><span class="key">{lines}{last}</span>{strip_axis(top)}</th>{waits}</tr>'
     )
     rows = "".join(_operation(o, facts, top, split) for o in chosen.operations)
     return f'<table class="ops"><thead>{head}</thead><tbody>{rows}{_operations_total(facts)}</tbody></table>'
@@ -61,11 +61,11 @@ _UNSPLIT_HEADS = '<th class="n">longest<br>time</th><th class="n">waiting</th><t
 
 def _operation(operation: Operation, facts: Facts, top: int, split: bool) -> str:
     note = escape(detail(operation, facts))
-    strip = charts.strip(operation, participants(operation, facts.culprits), top)
+    drawn = strip(operation, participants(operation, facts.culprits), top)
     lead = (
         f'<td class="n idx">{operation.id}</td><td class="op"><b>{escape(op_words(operation.op))}</b>'
         f'{f"""<br><span class="muted">{note}</span>""" if note else ""}</td>'
-        f'<td class="n">{size_words(operation)}</td><td class="strip">{strip}</td>'
+        f'<td class="n">{size_words(operation)}</td><td class="strip">{drawn}</td>'
     )
     return f"<tr>{lead}{_waits(operation) if split else _no_waits(operation)}</tr>"
 
@@ -85,7 +85,7 @@ def _waits(operation: Operation) -> str:
     longest = f'{time(worst[1])}<br><span class="muted">rank {worst[0]}</span>' if worst else _unknown(reason)
     summed, last, bus = _unknown(reason), _unknown(), _unknown()
     if waits is not None and operation.transfer_ns is not None:
-        mini = charts.wait_against_move(waits, operation.transfer_ns * len(operation.dur_ns))
+        mini = wait_against_move(waits, operation.transfer_ns * len(operation.dur_ns))
         summed = f'{time(waits)}<br><span class="mini">{mini}</span>'
     if operation.last_rank is not None:
         by = "" if operation.last_by_ns is None else f'<br><span class="muted">by {time(operation.last_by_ns)}</span>'

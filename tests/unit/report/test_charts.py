@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from dtprof.analyse.results import ACCOUNTING
 from dtprof.numbers import Scale
-from dtprof.report import charts, charts_timeline, svg
+from dtprof.report import svg
 from dtprof.report.budget import BudgetRow, budget, mean, shown
-from dtprof.report.charts_timeline import representative_step, timeline, timeline_figure
+from dtprof.report.charts import axes
+from dtprof.report.charts import budget as budget_charts
+from dtprof.report.charts import operations as operation_charts
+from dtprof.report.charts import timeline as timeline_charts
+from dtprof.report.charts.timeline import representative_step, timeline, timeline_figure
 from dtprof.report.operations import participants
 from tests.unit.report import build
 
@@ -22,16 +26,16 @@ MARKS = {"rect", "path"}
 def budget_svg(facts):
     rows = budget(facts)
     average = mean(rows) if len(rows) > 1 else None
-    return charts.budget_figure(shown(rows), average, facts.accounting.mean_shares(), Scale.of(r.total for r in rows))
+    return budget_charts.budget_figure(shown(rows), average, facts.accounting.mean_shares(), Scale.of(r.total for r in rows))
 
 
 def figures(facts):
     yield budget_svg(facts)
     operations = facts.comm.operations
     top = max(max(o.dur_ns.values()) for o in operations)
-    yield from (charts.strip(o, participants(o), top) for o in operations)
-    yield charts.strip_axis(top)
-    yield charts.wait_against_move(3, 1)
+    yield from (operation_charts.strip(o, participants(o), top) for o in operations)
+    yield operation_charts.strip_axis(top)
+    yield operation_charts.wait_against_move(3, 1)
     yield timeline_figure(timeline(facts))
 
 
@@ -88,14 +92,14 @@ def test_bars_sum_to_their_steps_on_one_scale():
     for mark in root.iter("rect"):
         who = mark.find("title").text.partition(" · ")[0]
         rights[who] = max(rights.get(who, 0), float(mark.get("x")) + float(mark.get("width")))
-    scale = (charts.RIGHT - 64) / max(r.total for r in rows)
+    scale = (budget_charts.RIGHT - 64) / max(r.total for r in rows)
     for row in rows:
         assert rights[row.label] == pytest.approx(64 + row.total * scale, abs=1.1)
 
 
 def test_bars_keep_the_order_of_the_accounting():
     row = BudgetRow("rank 0", 0, 0, {key: 10.0 * (i + 1) for i, key in enumerate(ACCOUNTING)}, 0)
-    figure = charts.budget_figure([row], None, dict.fromkeys(ACCOUNTING, 0.1), Scale.of([row.total]))
+    figure = budget_charts.budget_figure([row], None, dict.fromkeys(ACCOUNTING, 0.1), Scale.of([row.total]))
     places = [float(m.get("x")) for m in ET.fromstring(figure).iter("rect") if m.find("title") is not None]
     assert len(places) == len(ACCOUNTING)
     assert places == sorted(places)
@@ -104,7 +108,7 @@ def test_bars_keep_the_order_of_the_accounting():
 def test_parts_under_a_pixel_are_not_drawn_but_named():
     facts = build.eight_ranks()
     rows = budget(facts)
-    assert charts.undrawn(rows) == ["copy_exposed_ns"]
+    assert budget_charts.undrawn(rows) == ["copy_exposed_ns"]
     assert "copy" not in "".join(texts(budget_svg(facts)))
 
 
@@ -113,9 +117,9 @@ def test_names_of_parts_never_lie_on_one_another(parts):
     whole = sum(parts.values())
     row = BudgetRow("rank 0", 0, 0, dict.fromkeys(ACCOUNTING, 0.0) | parts, 0)
     shares = {k: v / whole for k, v in row.parts.items()}
-    figure = charts.budget_figure([row], None, shares, Scale.of([whole]))
+    figure = budget_charts.budget_figure([row], None, shares, Scale.of([whole]))
     names = [t for t in ET.fromstring(figure).iter("text") if "halo" in t.get("class", "")]
-    assert len(names) <= charts.MOST_LABELS
+    assert len(names) <= budget_charts.MOST_LABELS
     places = sorted((t.get("y"), float(t.get("x")), svg.width_of(t.text, bold=True)) for t in names)
     for (y1, x1, w1), (y2, x2, _) in pairwise(places):
         assert y1 != y2 or x1 + w1 < x2
@@ -123,7 +127,7 @@ def test_names_of_parts_never_lie_on_one_another(parts):
 
 def test_strip_waits_then_moves_and_marks_the_last():
     operation = build.eight_ranks().comm.operations[0]
-    root = ET.fromstring(charts.strip(operation, participants(operation), 7_620_000))
+    root = ET.fromstring(operation_charts.strip(operation, participants(operation), 7_620_000))
     titles = [t.text for t in root.iter("title")]
     assert "operation 0 · rank 1 · waits 7.61\u00a0ms, then moves data 10\u00a0us" in titles
     assert "operation 0 · rank 7 · moves data 10\u00a0us, waits for nobody" in titles
@@ -134,13 +138,13 @@ def test_strip_waits_then_moves_and_marks_the_last():
 
 def test_unsplit_operations_are_striped():
     facts = build.eight_ranks(range(3))
-    figure = charts.strip(facts.comm.operations[0], [(0, "")], 7_620_000)
+    figure = operation_charts.strip(facts.comm.operations[0], [(0, "")], 7_620_000)
     assert "url(#p-unsplit)" in figure
     assert "var(--wait)" not in figure
 
 
 def test_axis_states_its_unit_once():
-    marks = "".join(charts.axis(64, 770, 10, 18_300_000))
+    marks = "".join(axes.axis(64, 770, 10, 18_300_000))
     words = re.findall(r">([^<]+)</text>", marks)
     assert words == ["0", "3", "6", "9", "12", "15", "18 ms"]
 
@@ -178,7 +182,7 @@ def test_timeline_draws_a_step_that_the_shown_ranks_have():
 
 
 def test_timeline_draws_the_longest_of_very_many_operations(monkeypatch):
-    monkeypatch.setattr(charts_timeline, "MOST_SPANS", 3)
+    monkeypatch.setattr(timeline_charts, "MOST_SPANS", 3)
     facts = build.eight_ranks()
     spans = {r.rank: r.spans for r in timeline(facts).rows}
     monkeypatch.undo()

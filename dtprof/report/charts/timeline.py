@@ -15,7 +15,7 @@ from dtprof.intervals import Cover
 from dtprof.numbers import counted, listing, time
 from dtprof.report import svg
 from dtprof.report.budget import budget, shown
-from dtprof.report.charts import WIDTH, axis
+from dtprof.report.charts.axes import WIDTH, axis
 from dtprof.report.facts import Facts
 from dtprof.report.operations import op_words, select
 from dtprof.report.palette import PARTS
