@@ -17,14 +17,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["annotate", "loader", "open_run", "profile", "step"]
+__all__ = ["annotate", "loader", "metric", "open_run", "profile", "step"]
 
-_HOME = {"profile": "session", "step": "session", "annotate": "session", "loader": "session", "open_run": "ingest"}
+_HOME = {
+    "profile": "session", "step": "session", "annotate": "session", "metric": "session", "loader": "session",
+    "open_run": "ingest",
+}  # fmt: skip
 
 if TYPE_CHECKING:
     from dtprof.ingest import open_run as open_run
     from dtprof.session import annotate as annotate
     from dtprof.session import loader as loader
+    from dtprof.session import metric as metric
     from dtprof.session import profile as profile
     from dtprof.session import step as step
 

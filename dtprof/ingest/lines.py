@@ -26,6 +26,24 @@ class StepLine(Struct, kw_only=True):
     phases: dict[str, Int64] = {}
 
 
+class Metric(Struct, array_like=True):
+    """One number that the job recorded, as metrics.jsonl has it; ``value`` is None where it was not finite."""
+
+    name: str
+    value: float | None = None
+    unit: str = ""
+    layer: str | None = None
+    expert: Int32 | None = None
+    bucket: Int32 | None = None
+
+
+class MetricsLine(Struct, kw_only=True):
+    """The numbers of one step, of metrics.jsonl."""
+
+    step: Int32
+    metrics: list[Metric]
+
+
 class IssuedLine(Struct, kw_only=True):
     """One operation of collectives.jsonl as the job issued it; ``created_ns`` is Unix ns, sizes are bytes."""
 

@@ -104,3 +104,16 @@ def step_metrics(lines: Lines) -> Table:
             if value is not None
         ]
     return Table.from_rows("metrics", rows)
+
+
+def job_metrics(lines: Lines) -> Table:
+    """``metrics`` of metrics.jsonl: what the job recorded with ``dtprof.metric``."""
+    rows = [
+        {
+            "step": line["step"], "metric": one.name, "value": one.value, "unit": one.unit,
+            "layer": one.layer, "expert": one.expert, "bucket": one.bucket,
+        }
+        for line in lines
+        for one in line["metrics"]
+    ]  # fmt: skip
+    return Table.from_rows("metrics", rows)

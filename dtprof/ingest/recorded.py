@@ -19,9 +19,9 @@ import msgspec
 
 from dtprof.errors import DtprofError, NotATrace
 from dtprof.ingest.issued import join_issued
-from dtprof.ingest.lines import IssuedLine, StepLine
+from dtprof.ingest.lines import IssuedLine, MetricsLine, StepLine
 from dtprof.ingest.match import match
-from dtprof.ingest.part_traces import read_traces, step_metrics, trace_files
+from dtprof.ingest.part_traces import job_metrics, read_traces, step_metrics, trace_files
 from dtprof.ingest.store import IngestStore, all_tables
 from dtprof.jsonl import read_lines
 from dtprof.plugins import attempt, loaded
@@ -31,7 +31,7 @@ from dtprof.table import Table
 
 _PART = re.compile(r"^part(\d{5})$")
 # to be raised whenever the same raw files would give other tables
-_INGEST_VERSION = 6
+_INGEST_VERSION = 7
 
 Quality = list[tuple[str, str, int, str]]
 
@@ -212,7 +212,8 @@ def ingest_part(folder: Path, part: Part) -> dict[str, Table]:
     tables, theirs = read_traces(folder, part, rows, quality)
     for row in rows:
         row["captured"] = row["captured"] or row["step"] in theirs
-    tables["metrics"] = Table.concat([tables.get("metrics", Table.empty("metrics")), step_metrics(rows)])
+    numbers = job_metrics(_lines(folder / "metrics.jsonl", MetricsLine, quality, "those metrics are not known"))
+    tables["metrics"] = Table.concat([tables.get("metrics", Table.empty("metrics")), step_metrics(rows), numbers])
     tables["steps"] = merge_steps(tables.get("steps", Table.empty("steps")), rows, lost, inferred=_inferred(part))
     _merge_collectors(folder, tables, quality)
     issued = _lines(folder / "collectives.jsonl", IssuedLine, quality, "those operations keep what the trace says")

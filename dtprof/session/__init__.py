@@ -30,6 +30,7 @@ Files
     RUN/part00000/steps.jsonl one line per step: step, host_ts (Unix ns), host_dur (ns), captured (traced as a whole),
                             kind, own_ns, input_ns (waiting for input, where a loader is watched), and tokens,
                             samples, loss where given
+    RUN/part00000/metrics.jsonl numbers that the job gave with ``metric``; see ``dtprof.session.metrics``
     The other files belong to the collectors and are described in their modules.
 """
 
@@ -50,6 +51,7 @@ from dtprof.session.inputs import loader as loader
 from dtprof.session.inputs import timed_input as timed_input
 from dtprof.session.marks import Annotation as Annotation
 from dtprof.session.marks import annotate as annotate
+from dtprof.session.metrics import metric as metric
 
 
 def profile(

@@ -19,7 +19,7 @@ from dtprof.epoch import OFFSET_NS, epoch_ns
 from dtprof.jsonl import Appender
 from dtprof.protocols import Collector, Context, Status
 from dtprof.schema import STEP_KINDS
-from dtprof.session import description, inputs, launched, marks
+from dtprof.session import description, inputs, launched, marks, metrics
 from dtprof.session.anomaly import AnomalyOptions, Watcher
 from dtprof.session.description import Layout as Layout
 from dtprof.session.folder import PartFolder, to_plain
@@ -69,6 +69,7 @@ class Session:
         self._late = threading.RLock()
         self._ended_ns: int | None = None
         self._input, self._phases = inputs.InputClock(), PhaseClock()
+        self._metrics = metrics.MetricLog(self.guard, self._note)
         self._windows: Windows | None = None
         self._anomaly = anomaly
         self._watcher: Watcher | None = None
@@ -100,8 +101,7 @@ class Session:
         _sessions.add(self)
         if self.guard.call("session", "start", self._step, self._start):
             self._on = True
-            inputs.listen(self._input)
-            marks.listen(self._phases)
+            _listen(self._input, self._phases, self._metrics)
             atexit.register(self.stop)
         else:
             _active = None
@@ -147,7 +147,7 @@ class Session:
         if wanted is None:
             wanted = [entry.name for entry in plugins.announced("collectors")]
         for item in wanted:
-            name, factory = _name_of(item), item
+            name, factory = description.name_of(item), item
             if isinstance(item, str):
                 plugin = plugins.find("collectors", item)
                 problem = "not installed" if plugin is None else plugin.error
@@ -170,8 +170,7 @@ class Session:
         self._on = False
         if _active is self:
             _active = None
-            inputs.listen(None)
-            marks.listen(None)
+            _listen()
         atexit.unregister(self.stop)
         self.guard.call("session", "stop", self._step, self._stop)
 
@@ -189,6 +188,7 @@ class Session:
                 self.guard.call(name, "stop", self._step, collector.stop)
         if self._lines is not None and not self.guard.is_off("steps"):
             self.guard.call("steps", "close", self._step, self._lines.close)
+        self.guard.call("metrics", "close", self._step, self._metrics.close)
         self._say_what_is_missing()
         if self._windows is not None:
             self._windows.finish(self._step)
@@ -265,8 +265,7 @@ class Session:
         for key, value, make in (("tokens", tokens, int), ("samples", samples, int), ("loss", loss, float)):
             if value is not None and not self.guard.is_off(key):
                 self.guard.call(key, "read", step, self._add, row, key, value, make)
-        if self._lines is not None and not self.guard.is_off("steps"):
-            self.guard.call("steps", "write", step, self._lines.add, row)
+        self._write_lines(step, row)
         changed = any(status.changed for _, _, status in self._collectors) or (windows is not None and windows.changed)
         if changed or len(self.guard.failures) != self._written_failures:
             self._describe()
@@ -275,6 +274,12 @@ class Session:
         if self._is_plain(step):
             self._meter.add(self._began - entered + hidden - self._hidden_before, duration)
         self._hidden_before = hidden
+
+    def _write_lines(self, step: int, row: dict[str, Any]) -> None:
+        if self._lines is not None and not self.guard.is_off("steps"):
+            self.guard.call("steps", "write", step, self._lines.add, row)
+        if self._folder is not None and not self.guard.is_off("metrics"):
+            self.guard.call("metrics", "write", step, self._metrics.write, self._folder.path, step)
 
     _hidden_before = 0
 
@@ -346,23 +351,17 @@ class Session:
         own_cost = self._meter.result(self._phases.calls / max(steps, 1), self._range_price)
         states = description.states_of(self._collectors, self.guard.failures)
         extra = {
-            "run_key": folder.key,
-            "started_ns": folder.started_ns,
-            "ended_ns": self._ended_ns,
-            "steps_done": steps,
-            "first_step": self._first,
+            "run_key": folder.key, "started_ns": folder.started_ns, "ended_ns": self._ended_ns,
+            "steps_done": steps, "first_step": self._first,
             "steps": launched.INFERRED if self.inferred else launched.MARKED,
             "launch": to_plain(launched.facts),
             "capture": list(self.capture) if self.capture != NOTHING else None,
             "captures": self._windows.told if self._windows else [],
             "anomaly": self._watcher.described() if self._watcher else None,
-            "collectors": states,
-            "failures": self.guard.failures,
-            "notes": self._notes,
-            "own_cost": own_cost,
-            "versions": versions(),
+            "collectors": states, "failures": self.guard.failures, "notes": self._notes,
+            "own_cost": own_cost, "versions": versions(),
             "limits": {"captured_steps": MAX_CAPTURED_STEPS, "jsonl_bytes": self._lines.cap_bytes if self._lines else None},
-        }
+        }  # fmt: skip
         part = description.part_of(who, folder, extra)
         folder.write_part(part)
         if who.rank == 0:
@@ -379,10 +378,10 @@ def active() -> Session | None:
     return _active
 
 
-def _name_of(item: Any) -> str:
-    if isinstance(item, str):
-        return item
-    return str(getattr(item, "name", None) or getattr(item, "__name__", None) or type(item).__name__)
+def _listen(clock: Any = None, phases: PhaseClock | None = None, log: metrics.MetricLog | None = None) -> None:
+    inputs.listen(clock)
+    marks.listen(phases)
+    metrics.listen(log)
 
 
 def _after_fork_in_child() -> None:
@@ -390,8 +389,7 @@ def _after_fork_in_child() -> None:
     for session in _sessions:
         session.forget()
     if _active is not None:
-        inputs.listen(None)
-        marks.listen(None)
+        _listen()
     _active = None
 
 

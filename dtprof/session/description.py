@@ -71,3 +71,10 @@ def manifest_of(
         hosts=[part.host or ""], devices=[part.device or ""], versions=versions(), collectors=states, own_cost=cost,
         parts=[part],
     )  # fmt: skip
+
+
+def name_of(item: Any) -> str:
+    """What a collector that was asked for (a name, a class, an object) is called."""
+    if isinstance(item, str):
+        return item
+    return str(getattr(item, "name", None) or getattr(item, "__name__", None) or type(item).__name__)
