@@ -17,6 +17,7 @@ import msgspec
 
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.results import ACCOUNTING, AccountingResult, CommResult, KernelResult, PartAccount, settled
+from dtprof.model.pipeline.observe import observe
 from dtprof.protocols import Lens
 from dtprof.schema import MEMORY_CATEGORIES, MISSING
 
@@ -54,6 +55,7 @@ def measure(study: Lens) -> dict[str, Measured]:
         found |= _shares(accounting)
         found |= _communication(study, used)
         found |= _work(study, used)
+        found |= _pipeline(study)
     return found | _memory(study)
 
 
@@ -105,6 +107,24 @@ def _communication(study: Lens, used: list[PartAccount]) -> dict[str, Measured]:
         if all(o.bytes is not None and o.bytes_known == "exact" for o in mine):
             found[f"comm.{op}.bytes"] = Measured("exact", round(sum(o.bytes or 0 for o in mine) / len(steps), 6))
     return found
+
+
+def _pipeline(study: Lens) -> dict[str, Measured]:
+    """The bubble: part of the ranks' time, from the first pass of a step to the last, in which a rank runs no pass; median.
+
+    It is the idle time over the whole (Narayanan et al., 2021). Only of CPU runs: on a GPU the host, which marks the passes,
+    runs ahead of them.
+    """
+    accounting: AccountingResult = study.result("accounting")
+    seen = observe(study.run)
+    if accounting.on_device or isinstance(seen, str):
+        return {}
+    bubbles = []
+    for step in seen.steps.values():
+        every = [p for passes in step.passes.values() for p in passes]
+        whole = (max(p.end for p in every) - min(p.start for p in every)) * len(step.passes)
+        bubbles.append(1 - sum(p.end - p.start for p in every) / whole)
+    return {"share.pipeline_bubble": Measured("share", median(bubbles))}
 
 
 def _work(study: Lens, used: list[PartAccount]) -> dict[str, Measured]:
