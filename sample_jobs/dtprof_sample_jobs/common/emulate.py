@@ -102,17 +102,19 @@ def _layers(entry: dict[str, Any]) -> list[Layer]:
     ]
 
 
-class _Through(torch.autograd.Function):
+class Through(torch.autograd.Function):
     """The identity, which keeps its input, as a layer does; its backward takes the time of the input's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, input_ns: int) -> Tensor:
+        """A copy of ``x``."""
         ctx.input_ns = input_ns
         ctx.save_for_backward(x)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """``grad``, after ``input_ns``."""
         assert len(ctx.saved_tensors) == 1  # asking for them is what makes checkpointing compute the layer again
         torch.ops.dtprof_lab.backward_input(grad, ctx.input_ns)
         return grad, None
@@ -150,7 +152,7 @@ class EmulatedLayer(nn.Module):
         began = time.perf_counter_ns()
         added: Tensor = _Weights.apply(self.layer.weight_ns, *self.tensors)
         torch.ops.dtprof_lab.forward(x.detach(), left(self.layer.forward_ns, began, x.device))
-        through: Tensor = _Through.apply(x, self.layer.input_ns)
+        through: Tensor = Through.apply(x, self.layer.input_ns)
         return through + added
 
 

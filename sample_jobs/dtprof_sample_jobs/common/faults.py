@@ -31,6 +31,7 @@ _FORMS = {
     "time": (r"us|ms|s", "TIME", "20ms"),
     "count": (r"", "N", "2"),
     "MiB": (r"", "MIB", "0.1"),
+    "share": (r"", "SHARE", "0.5"),
     "rate": (r"kbit|mbit|gbit", "RATE", "200mbit"),
 }
 CHECKPOINT_EVERY = 5
@@ -41,7 +42,7 @@ _HEAP = 20_000
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: ``where`` is rank, stage or all; ``amount`` is one of time, count, MiB, rate, or None for a switch."""
+    """A kind of fault: ``where`` is rank, stage, expert or all; ``amount`` is one of time, count, MiB, share, rate, or None."""
 
     where: str
     amount: str | None
@@ -80,6 +81,15 @@ KINDS = {
     ),
     "stage_imbalance": Kind("stage", "time", "each forward pass of pipeline stage STAGE computes TIME longer, per micro-batch"),
     "few_microbatches": Kind("all", "count", "the pipeline has N micro-batches, however many were asked for"),
+    "router_skew": Kind(
+        "expert", "share", "SHARE of the tokens of every layer choose EXPERT, the others do not, whatever the router says"
+    ),
+    "unbalanced_split": Kind(
+        "all", None, "a rank of c has one part of the sequence, not two: attention takes the last one (2c - 1) / c times the mean"
+    ),
+    "tp_across_nodes": Kind(
+        "all", None, "ranks of tensor parallelism lie as far apart as the mesh allows: their messages go between hosts"
+    ),
     "slow_link": Kind("rank", "rate", "what RANK sends leaves at RATE; only in the lab"),
 }
 COMMON = (
@@ -122,6 +132,8 @@ def fault(text: str, kinds: Sequence[str] = tuple(KINDS)) -> Fault:
     value = float(found["number"]) * _UNITS[found["unit"]] if kind.amount else 0.0
     if kind.amount and value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} does nothing; give more than 0")
+    if kind.amount == "share" and value > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than all; give 1 at most")
     if kind.amount == "time" and value > LONGEST_NS:
         raise argparse.ArgumentTypeError(f"{text!r} is too long; an hour at most")
     if name == "late_collective" and value > LATEST_NS:
@@ -148,12 +160,16 @@ class Faults:
     def __init__(self, faults: Sequence[Fault], rank: int, stage: int = 0) -> None:
         here = {"rank": rank, "stage": stage}
         self._all = list(faults)
-        self._mine = [f for f in faults if KINDS[f.kind].where == "all" or here[KINDS[f.kind].where] == f.where]
+        self._mine = [f for f in faults if (where := KINDS[f.kind].where) not in here or here[where] == f.where]
         self._heap: list[Any] = []
 
     def has(self, kind: str) -> bool:
         """Is there such a fault, on any rank?"""
         return any(f.kind == kind for f in self._all)
+
+    def of(self, kind: str) -> list[Fault]:
+        """The faults of a kind, wherever they act, in the order given."""
+        return [f for f in self._all if f.kind == kind]
 
     def ns(self, kind: str) -> int:
         """Time of this rank's (or stage's) faults of a kind, ns."""

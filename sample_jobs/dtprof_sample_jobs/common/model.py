@@ -7,6 +7,7 @@ the last.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn import functional
 import dtprof
 
 ATTENTION = ("sdpa", "math")
+Attend = Callable[..., Tensor]  # of q, k, v, each of shape (batch, heads, sequence, width), and is_causal
 
 
 class Block(nn.Module):
@@ -22,18 +24,24 @@ class Block(nn.Module):
 
     def __init__(self, dim: int, heads: int, attention: str = "sdpa") -> None:
         super().__init__()
-        self.heads, self.attend = heads, functional.scaled_dot_product_attention if attention == "sdpa" else math_attention
+        self.width = dim // heads
+        self.attend: Attend = functional.scaled_dot_product_attention if attention == "sdpa" else math_attention
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention, then the feed-forward layer, each added to its input."""
-        b, s, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        # head by head, each with its query, key and value: a share of the rows is that of some of the heads (Megatron-LM)
+        q, k, v = self.qkv(self.norm1(x)).unflatten(2, (-1, 3, self.width)).permute(3, 0, 2, 1, 4)
         attention = self.attend(q, k, v, is_causal=True)
-        x = x + self.proj(attention.transpose(1, 2).reshape(b, s, d))
-        out: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        x = x + self.proj(attention.transpose(1, 2).flatten(2))
+        out: Tensor = x + self.feed_forward(self.norm2(x))
+        return out
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The layer behind attention, on its normalised input."""
+        out: Tensor = self.down(functional.gelu(self.up(x)))
         return out
 
 
@@ -57,9 +65,10 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, vocabulary, bias=False)
 
-    def embed(self, inputs: Tensor) -> Tensor:
-        """Tokens (batch, sequence) to (batch, sequence, dim)."""
-        x: Tensor = self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1], device=inputs.device))
+    def embed(self, inputs: Tensor, places: Tensor | None = None) -> Tensor:
+        """Tokens (batch, sequence) to (batch, sequence, dim); ``places`` (sequence,) in the text where not 0, 1, 2, …"""
+        places = torch.arange(inputs.shape[1], device=inputs.device) if places is None else places
+        x: Tensor = self.tokens(inputs) + self.positions(places)
         return x
 
     def project(self, x: Tensor) -> Tensor:

@@ -58,6 +58,10 @@ def fsdp1(module):
 register_optimizer_step_pre_hook(before_step)
 if name == "fsdp":
     job.shard = keeping(job.shard)
-else:
+elif name == "moe":
+    job.wrap = keeping(job.wrap)
+elif hasattr(job, "Slice"):
     job.Slice = keeping(job.Slice)
+else:
+    job.make_model = keeping(job.make_model)
 job.main(words)
