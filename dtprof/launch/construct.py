@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dtprof.edits import Edit
+from dtprof.launch.prefetch import prefetching
 from dtprof.session import launched
 
 Change = Callable[[dict[str, Any]], None]
+_OF_FSDP1 = {"fsdp.reshard_after_forward": "sharding_strategy", "fsdp.prefetch": "forward_prefetch"}
 _TARGETS = {"ddp": "DistributedDataParallel", "fsdp": "fully_shard", "loader": "DataLoader"}
 
 
@@ -42,7 +44,11 @@ def _wrap_fsdp(edits: list[Edit]) -> None:
     """FSDP2's function, wherever it can be imported from, and FSDP1's class, which has it as a sharding strategy."""
     original = getattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard", None)
     if original is not None:
-        changed = _changed(original, edits, _replace, "fully_shard")
+        replaced = [e for e in edits if e.key != "fsdp.prefetch"]
+        changed = _changed(original, replaced, _replace, "fully_shard") if replaced else original
+        for edit in edits:
+            if edit not in replaced:
+                changed = prefetching(changed, edit)
         for name in ("torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard",
                      "torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed._composable.fsdp"):  # fmt: skip
             try:
@@ -101,16 +107,24 @@ def _replace_loading(arguments: dict[str, Any], signature: inspect.Signature, ed
 
 def _replace_sharding(arguments: dict[str, Any], signature: inspect.Signature, edits: list[Edit]) -> None:
     """FSDP1: to free parameters after the forward pass is what tells FULL_SHARD from SHARD_GRAD_OP, within a node, too."""
-    strategies = importlib.import_module("torch.distributed.fsdp").ShardingStrategy
-    pairs = (("FULL_SHARD", "SHARD_GRAD_OP"), ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"))
-    (edit,) = edits
+    fsdp = importlib.import_module("torch.distributed.fsdp")
+    for edit in edits:
+        if edit.key == "fsdp.prefetch":
+            if int(edit.value) > 1:  # type: ignore[arg-type]
+                raise TypeError("FullyShardedDataParallel gathers one unit ahead at most")
+            arguments["forward_prefetch"] = bool(edit.value)
+            arguments["backward_prefetch"] = fsdp.BackwardPrefetch.BACKWARD_PRE if edit.value else None
+        else:
+            arguments["sharding_strategy"] = _strategy(edit, arguments.get("sharding_strategy"), fsdp.ShardingStrategy)
+
+
+def _strategy(edit: Edit, given: Any, strategies: Any) -> Any:
     if not isinstance(edit.value, bool):
         raise TypeError("FullyShardedDataParallel knows true and false only")
-    now = arguments.get("sharding_strategy") or strategies.FULL_SHARD
-    for pair in pairs:
+    now = given or strategies.FULL_SHARD
+    for pair in (("FULL_SHARD", "SHARD_GRAD_OP"), ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")):
         if now.name in pair:
-            arguments["sharding_strategy"] = strategies[pair[0] if edit.value else pair[1]]
-            return
+            return strategies[pair[0] if edit.value else pair[1]]
     raise TypeError(f"the sharding strategy is {now.name}")
 
 
@@ -126,7 +140,7 @@ def _plain(value: Any) -> Any:
 
 
 def _applied(edit: Edit, name: str, before: dict[str, Any], signature: inspect.Signature) -> None:
-    argument = _argument(edit) if name != "FullyShardedDataParallel" else "sharding_strategy"
+    argument = _argument(edit) if name != "FullyShardedDataParallel" else _OF_FSDP1[edit.key]
     parameter = signature.parameters.get(argument)
     was = before.get(argument, parameter.default if parameter else None)
     told = launched.facts.setdefault("edits", {}).setdefault(str(edit), {"applied_to": 0})

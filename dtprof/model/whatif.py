@@ -9,10 +9,13 @@ from typing import Any
 from dtprof.edits import Edit
 from dtprof.errors import InputError
 from dtprof.model.cost import CostTable, from_calibration
+from dtprof.model.ddp.accumulated import predict_accumulation
 from dtprof.model.ddp.as_run import simulated_run as ddp_run
 from dtprof.model.ddp.buckets import Caps
 from dtprof.model.ddp.observe import Seen, observe
 from dtprof.model.ddp.predict import Change, DdpModel, cost_of_run
+from dtprof.model.fsdp.marks import has_fsdp
+from dtprof.model.fsdp.whatif import predict as predict_fsdp
 from dtprof.model.on_device import predict as predict_on_device
 from dtprof.model.outcome import Outcome, withheld
 from dtprof.model.pipeline.whatif import predict as predict_pipeline
@@ -37,8 +40,14 @@ def what_if(run: Run, edits: Sequence[Edit], calibration: Path | None = None) ->
         return predict_on_device(run, edits)
     if any(edit.key.startswith("pipeline.") for edit in edits):
         return predict_pipeline(run, edits)
+    if any(edit.key.startswith("fsdp.") for edit in edits):
+        return predict_fsdp(run, edits, calibration)
+    if (accumulated := predict_accumulation(run, edits)) is not None:
+        return accumulated
     seen = observe(run)
     if isinstance(seen, str):
+        if has_fsdp(run):
+            return predict_fsdp(run, edits, calibration)
         return withheld(edits, (f"{seen}; a CPU job is modelled by its DDP steps",))
     return _of_ddp(run, seen, edits, calibration)
 

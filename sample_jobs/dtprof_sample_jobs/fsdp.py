@@ -9,6 +9,7 @@ What is sharded is the strategy's (Rajbhandari et al., ZeRO, 2020):
     fsdp1   zero3 by the older FullyShardedDataParallel
 
     dtprof job fsdp --ranks 2 --strategy zero2 --backward-prefetch 2
+    dtprof job fsdp --ranks 2 --async-gathers --forward-prefetch 1 --wrap 2
     dtprof job fsdp --ranks 4 --strategy hsdp --replicas 2
     torchrun --nproc_per_node 2 -m dtprof_sample_jobs.fsdp --out runs/fsdp --save saved --state sharded
 
@@ -77,6 +78,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--replicas", type=positive, default=2, help="with hsdp: copies of the model (2)")
     made.add_argument("--forward-prefetch", type=int, default=0, metavar="N", help="blocks gathered ahead in forward (0)")
     made.add_argument("--backward-prefetch", type=int, default=0, metavar="N", help="blocks gathered ahead in backward (0)")
+    made.add_argument("--async-gathers", action="store_true", help="hand gathers over; on gloo nothing else overlaps them")
+    made.add_argument("--wrap", type=positive, default=1, metavar="N", help="blocks that are gathered together (1)")
     made.add_argument("--accumulate", type=positive, default=1, metavar="N", help="micro-batches per step (1)")
     made.add_argument("--offload", action="store_true", help="keep parameters, gradients, optimizer states on the host")
     made.add_argument("--save", metavar="FOLDER", help="write a checkpoint in the last step")
@@ -115,6 +118,8 @@ def check(args: argparse.Namespace, ranks: int) -> None:
         raise InputError("zero1 cannot offload", "use zero2, zero3, hsdp or fsdp1")
     if args.offload and args.strategy == "fsdp1" and not torch.cuda.is_available():
         raise InputError("fsdp1 cannot offload without a GPU", "use zero2, zero3 or hsdp here")
+    if args.strategy in ("zero1", "fsdp1") and (args.wrap > 1 or args.async_gathers):
+        raise InputError(f"{args.strategy} has neither --wrap nor --async-gathers", "use zero2, zero3 or hsdp")
     if min(args.forward_prefetch, args.backward_prefetch) < 0:
         raise InputError("a number of blocks to prefetch must not be negative", "give 0 or more")
 
@@ -141,11 +146,18 @@ def shard(model: GPT | Emulated, args: argparse.Namespace, me: World, mesh: Devi
         "mp_policy": bf16 if args.precision == "bf16" else MixedPrecisionPolicy(),
         "offload_policy": CPUOffloadPolicy(pin_memory=me.device.type == "cuda") if args.offload else OffloadPolicy(),
     }
-    blocks = [fully_shard(block, **policies) for block in model.blocks]
-    for i, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + args.forward_prefetch])
-        block.set_modules_to_backward_prefetch(blocks[max(i - args.backward_prefetch, 0) : i][::-1])
+    blocks = list(model.blocks)
+    groups = [blocks[i : i + args.wrap] for i in range(0, len(blocks), args.wrap)]
+    for group in groups:
+        fully_shard(group if len(group) > 1 else group[0], **policies)
+    units: list[Any] = [group[0] for group in groups]  # any block of a group stands for all of it
+    for i, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + args.forward_prefetch])
+        unit.set_modules_to_backward_prefetch(units[max(i - args.backward_prefetch, 0) : i][::-1])
     fully_shard(model, **policies)
+    if args.async_gathers:
+        made: Any = model
+        made._set_unshard_async_op(True)  # torch has no public name for it
     return model
 
 

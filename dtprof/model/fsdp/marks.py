@@ -1,0 +1,119 @@
+"""FSDP2's own ranges in a trace: what was gathered, awaited, left and reduced, of which unit, and which operation it was."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.catalogue.collectives import operation
+from dtprof.run import Part, Run
+from dtprof.table import Table
+
+_NAME = re.compile(r"^FSDP::(?P<what>\w+?)(?: \((?P<unit>.*)\)| for (?P<target>.*))?$")
+# ranges that say nothing of a unit
+_APART = {"root_pre_forward", "root_post_backward_callback", "inputs_to_device", "cast_forward_inputs", "cast_forward_outputs"}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One collective: its row in ``comm``; when it was handed over, when the call that did so returned, and when it was over,
+    on the part's clock; ``bytes`` is its larger side.
+    """
+
+    row: int
+    handed: int
+    returned: int
+    end: int
+    bytes: int
+    op: str
+    group: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One range of FSDP2: ``what`` (pre_forward, all_gather, …), its unit, begin and end, and the collectives issued inside."""
+
+    what: str
+    unit: str
+    begin: int
+    end: int
+    sent: tuple[Sent, ...] = ()
+
+
+def has_fsdp(run: Run) -> bool:
+    """Did any process record a range of FSDP2?"""
+    return any(_is_ours(run.table("events", p.ordinal)).any() for p in run.parts)
+
+
+def _is_ours(events: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    ours = np.array([name.startswith("FSDP::") for name in events.values("name")] + [False], bool)
+    return np.asarray(ours[events["name"]] & events.is_("kind", "range"))
+
+
+def marks_of(run: Run, part: Part) -> tuple[dict[int, list[Mark]], dict[int, list[Sent]]]:
+    """(ranges by step, in the order of their begin; collectives of each step that lie in none of them)."""
+    events = run.table("events", part.ordinal)
+    ours = _is_ours(events)
+    names = events.text("name")
+    inside, outside = _sent(run, part, ours)
+    found: dict[int, list[Mark]] = defaultdict(list)
+    for row in np.flatnonzero(ours).tolist():
+        match = _NAME.match(names[row] or "")
+        if match is None or match["what"] in _APART:
+            continue
+        begin = int(events["ts"][row])
+        unit = match["unit"] or match["target"] or ""
+        mark = Mark(match["what"], unit, begin, begin + int(events["dur"][row]), tuple(inside.get(row, ())))
+        found[int(events["step"][row])].append(mark)
+    return {step: sorted(marks, key=lambda m: (m.begin, -m.end)) for step, marks in found.items()}, outside
+
+
+def _sent(
+    run: Run, part: Part, ours: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> tuple[dict[int, list[Sent]], dict[int, list[Sent]]]:
+    """Collectives by the innermost range of FSDP2 that issued them, and those of a step that none did."""
+    events, comm = run.table("events", part.ordinal), run.table("comm", part.ordinal)
+    ts, dur, parent, steps = (events[c] for c in ("ts", "dur", "parent", "step"))
+    inside: dict[int, list[Sent]] = defaultdict(list)
+    outside: dict[int, list[Sent]] = defaultdict(list)
+    ops = comm.text("op")
+    calls = _calls(events, comm)
+    columns = [comm[c].tolist() for c in ("event", "bytes_in", "bytes_out", "group")]
+    for row, (event, given, got, group) in enumerate(zip(*columns, strict=True)):
+        by = calls.get(row, event)
+        end = int(ts[event] + dur[event])
+        returned = int(ts[by] + dur[by]) if by != event else int(ts[event])
+        one = Sent(row, int(ts[by]), min(returned, end), end, max(given, got, 0), str(ops[row]), group)
+        at = int(parent[by])
+        while at >= 0 and not ours[at]:
+            at = int(parent[at])
+        if at >= 0:
+            inside[at].append(one)
+        else:
+            outside[int(steps[event])].append(one)
+    return inside, outside
+
+
+def _calls(events: Table, comm: Table) -> dict[int, int]:
+    """The call (``c10d::…``) that handed over each collective: in gloo's traces the two share no number, only their order.
+
+    Operations begin in the order of the calls; a reduce-scatter is an all-reduce on gloo.
+    """
+    names = events.text("name")
+    called = [(row, operation(str(names[row]))) for row in np.flatnonzero(events.is_("kind", "cpu_op")).tolist() if
+              str(names[row]).startswith("c10d::")]  # fmt: skip
+    ops = comm.text("op")
+    out: dict[int, int] = {}
+    place = 0
+    for row in np.argsort(events["ts"][comm["event"]], kind="stable").tolist():
+        begin = events["ts"][comm["event"][row]]
+        for at in range(place, len(called)):
+            if events["ts"][called[at][0]] > begin:
+                break
+            if called[at][1] == ops[row] or (called[at][1], ops[row]) == ("reduce_scatter", "all_reduce"):
+                out[row], place = called[at][0], at + 1
+                break
+    return out

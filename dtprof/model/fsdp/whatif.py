@@ -1,0 +1,112 @@
+"""Edits of a measured FSDP2 job: predicted from its own steps, with the replay of the measured ones as the record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dtprof.edits import Edit
+from dtprof.model.cost import CostTable, from_calibration
+from dtprof.model.fsdp.as_run import simulated_run
+from dtprof.model.fsdp.cost import network_of
+from dtprof.model.fsdp.observe import SeenFsdp, observe
+from dtprof.model.fsdp.predict import Change, FsdpModel, Prediction
+from dtprof.model.outcome import Outcome, withheld
+from dtprof.numbers import memory
+from dtprof.run import Run
+
+MODEL = "FSDP2 on gloo"
+# replay of the measured steps may be off by this much
+MOST_REPLAY_ERROR = 0.05
+_KEYS = {
+    "fsdp.prefetch": "prefetch",
+    "fsdp.reshard_after_forward": "reshard",
+    "fsdp.wrap": "wrap",
+    "net.bandwidth_scale": "bandwidth",
+    "net.latency_scale": "latency",
+    "ideal.communication": "free",
+}
+
+
+def predict(run: Run, edits: Sequence[Edit], calibration: Path | None = None) -> Outcome:
+    """The FSDP2 step of a CPU run under ``edits``."""
+    unknown = [f"{e.key} is not part of the model of FSDP2" for e in edits if e.key not in _KEYS]
+    if unknown:
+        return withheld(edits, unknown, model=MODEL)
+    model = model_of(run, calibration)
+    if isinstance(model, str):
+        return withheld(edits, [model], model=MODEL)
+    error = model.replay_error
+    if error > MOST_REPLAY_ERROR:
+        reason = f"the replay of the measured steps is {error:.1%} off (limit {MOST_REPLAY_ERROR:.0%})"
+        return withheld(edits, [reason], error, MODEL)
+    change = change_of(edits, model.seen)
+    if isinstance(change, str):
+        return withheld(edits, [change], error, MODEL)
+    try:
+        if not model.network.sizes_known(model.ops(change)):
+            return withheld(edits, [_ONE_SIZE], error, MODEL)
+        found = model.predict(change)
+    except ValueError as problem:
+        return withheld(edits, [str(problem)], error, MODEL)
+    return Outcome(
+        edits=tuple(edits), model=MODEL, measured_ns=model.seen.typical_ns, predicted_ns=found.step_ns, low_ns=found.low_ns,
+        high_ns=found.high_ns, replay_error=error, unexplained=None, withheld=(), notes=tuple(_notes(model, change, found)),
+        make_run=lambda: simulated_run(run, model, change, edits),
+    )  # fmt: skip
+
+
+_ONE_SIZE = (
+    "all operations of the run have one size, which tells nothing of larger ones: give --calibration RUN of dtprof job "
+    "collectives on the same network"
+)
+
+
+def model_of(run: Run, calibration: Path | None = None) -> FsdpModel | str:
+    """The model of a run's FSDP2 steps, or why there is none."""
+    seen = observe(run)
+    if isinstance(seen, str):
+        return seen
+    tables: dict[str, CostTable] = {}
+    if calibration is not None:
+        ops = {taken.op.op for step in seen.steps.values() for taken in step.taken if taken.op.kind != "other"}
+        tables = {op: from_calibration(calibration, op, len(seen.ranks)) for op in sorted(ops)}
+    return FsdpModel(seen, network_of(seen, tables))
+
+
+def change_of(edits: Sequence[Edit], seen: SeenFsdp) -> Change | str:
+    """The change that some edits make, or why it cannot be followed."""
+    values: dict[str, Any] = {_KEYS[e.key]: e.value for e in edits}
+    reshard = values.get("reshard")
+    if reshard is not None and not isinstance(reshard, bool):
+        if reshard != len(seen.ranks):
+            return (
+                f"fsdp.reshard_after_forward={reshard} shards over fewer ranks than there are, whose gathers were not measured"
+            )
+        values["reshard"] = True
+    if values.keys() & {"prefetch", "reshard"} and sum(u.inner and u.bytes > 0 for u in seen.units) < 2:
+        return "the job has a single unit: there is nothing to gather ahead of it, or to keep for it"
+    return Change(**values)
+
+
+def _notes(model: FsdpModel, change: Change, found: Prediction) -> list[str]:
+    seen = model.seen
+    notes = [
+        f"costs of communication from {model.network.source}",
+        f"the thread waits {found.waiting[1] / 1e6:.1f} ms per step instead of {found.waiting[0] / 1e6:.1f} ms",
+        f"gathered parameters take {memory(found.peak[1])} per rank at most, instead of {memory(found.peak[0])}",
+    ]
+    if change.prefetch and seen.waits:
+        notes.append(
+            "the run waits for every gather as it is asked for; prefetching on gloo takes asynchronous ones "
+            "(model._set_unshard_async_op(True), which fsdp.prefetch sets as well)"
+        )
+        notes.append("how much computing slows a gather beside it was not measured, and is not in the interval")
+    if change.wrap:
+        notes.append(
+            f"units of {change.wrap} layers: fully_shard([layer, …], …) with so many layers each; a launcher cannot do that"
+        )
+    if not seen.untraced:
+        notes.append("no untraced steps: the step is compared as it was under the tracer")
+    return notes
