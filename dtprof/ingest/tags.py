@@ -26,7 +26,10 @@ def tag_columns(name: Strings, ranges: Rows, lane: Rows, ts: Ints, dur: Ints, la
     the innermost range's first; device events take those of their launch call.
     """
     tags = [parse_range(n)[1] if "#" in n and "=" in n else phase_and_tags(n)[1] for n in name.values]
-    tagged = [r for r in ranges.tolist() if name.codes[r] >= 0 and tags[name.codes[r]]]
+    has = np.array([*map(bool, tags), False], bool)
+    tagged = ranges[has[name.codes[ranges]]].tolist()
+    if not tagged:
+        return {}
     numbers: dict[str, NDArray[np.int32]] = {}
     layers = np.full(len(ts), -1, np.int32)
     index: dict[str, int] = {}

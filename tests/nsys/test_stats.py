@@ -34,22 +34,18 @@ LARGE = (
 )
 
 
-# nvtxgpuproj takes the square of the number of ranges: many minutes on these
-ENDLESS = ("a100_rank3of8_allreduce_alltoall.json.gz", "v100_rank1of2_allreduce_alltoall.json.gz")
-
-
-def check(run, folder, stats, reports=REPORTS):
+def check(run, folder, stats):
     NsysExporter().write(run, folder)
     zero, names = session_start(run), part_names(run)
     for part in run.parts:
         expected = Part(run, part)
         shift = part.clock_offset_ns - zero
-        got = stats(folder / f"{names[part.ordinal]}.sqlite", reports)
+        got = stats(folder / f"{names[part.ordinal]}.sqlite", REPORTS)
         check_nvtx(expected, got, shift)
         check_device(expected, got)
         check_api(expected, got)
         check_launches(expected, got, shift)
-        if expected.ops and expected.calls and "nvtxgpuproj" in reports:
+        if expected.ops and expected.calls:
             check_projection(expected, got, shift)
 
 
@@ -150,8 +146,7 @@ def test_kineto_files(truth, tmp_path, stats, name):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", LARGE)
 def test_large_kineto_files(truth, tmp_path, stats, name):
-    reports = [r for r in REPORTS if r != "nvtxgpuproj" or name not in ENDLESS]
-    check(dtprof.open_run(truth / "traces" / "kineto" / name), tmp_path / "out", stats, reports)
+    check(dtprof.open_run(truth / "traces" / "kineto" / name), tmp_path / "out", stats)
 
 
 @pytest.mark.parametrize("name", ["pipeline_batches", "cuda_graph", "simulated", "gloo_cpu"])

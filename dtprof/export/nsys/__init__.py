@@ -59,6 +59,7 @@ def write_part(run: Run, part: Part, zero: int, stem: Path, *, first: bool) -> l
             write.insert(file, sheet)
             parquet.add(sheet)
             rows += sheet.rows
+        write.plan(file)
         own.write(file, run, part, with_run_tables=first)
     return [Written(report, 0), Written(database, rows), Written(folder, rows)]
 

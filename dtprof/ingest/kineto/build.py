@@ -15,7 +15,7 @@ from dtprof.ingest.kineto.events import Events, base_ns
 from dtprof.ingest.kineto.identity import identity
 from dtprof.ingest.kineto.raw import Ints, RawTrace
 from dtprof.ingest.kineto.spans import Rows, is_kind, kind_code
-from dtprof.ingest.nesting import parents
+from dtprof.ingest.nesting import parents, time_order
 from dtprof.ingest.tags import tag_columns
 from dtprof.run import Part, quality_rows
 from dtprof.schema import DEVICE_KINDS, MISSING
@@ -52,11 +52,12 @@ class Hooks:
     """What another source of the same columns knows otherwise.
 
     ``steps`` finds the host steps; ``members`` gives the operations behind communication events (by event row) as the
-    communication library itself reports them.
+    communication library itself reports them; ``lanes`` where the spans lie.
     """
 
     steps: Callable[[Events], marks.Steps] = kineto_steps
     members: Callable[[Events], dict[int, list[Member]]] = no_members
+    lanes: Callable[[RawTrace, spans.Codes], spans.Lanes] = spans.lanes
 
 
 def build_part(raw: RawTrace, source: str, hooks: Hooks = Hooks()) -> PartData:
@@ -65,8 +66,9 @@ def build_part(raw: RawTrace, source: str, hooks: Hooks = Hooks()) -> PartData:
         (source, d.what, d.count, f"first seen at byte {d.offset}; everything else is kept") for d in raw.damage
     ]
     kind = spans.kinds(raw)
-    keep = _possible(raw, kind, source, quality)
-    events = _events(raw, kind, keep)
+    lanes = hooks.lanes(raw, kind)
+    keep = _possible(raw, kind, lanes.of_span, source, quality)
+    events = _events(raw, kind, lanes, keep)
     found = hooks.steps(events)
     host = ~events.on_device
     ranges = marks.phase_ranges(events.name, events.kind, host)
@@ -79,7 +81,7 @@ def build_part(raw: RawTrace, source: str, hooks: Hooks = Hooks()) -> PartData:
         name=events.name,
         lane=events.lane,
         correlation=events.correlation,
-        op_id=raw.external[events.order],
+        op_id=events.ordered(raw.external),
         parent=events.parent,
         launch=events.launch,
         step=marks.step_tags(found, events.ts, events.kind, events.launch, events.device),
@@ -110,17 +112,18 @@ def build_part(raw: RawTrace, source: str, hooks: Hooks = Hooks()) -> PartData:
     return PartData(identity(raw, source, events), tables)
 
 
-def _possible(raw: RawTrace, kind: NDArray[np.int8], source: str, quality: Quality) -> Ints:
+def _possible(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, source: str, quality: Quality) -> Ints:
     """Span rows in time order without the impossible ones, which are named in ``quality``."""
-    good = (raw.ts != MISSING) & (raw.dur != MISSING) & (raw.dur >= 0)
-    lost = int(np.sum(~good))
+    # MISSING is the least number of all
+    good = (raw.ts != MISSING) & (raw.dur >= 0)
+    lost = len(good) - int(np.count_nonzero(good))
     if lost:
         quality.append((source, "spans without a usable start or duration", lost, "left out"))
-    rows = np.flatnonzero(good)
-    ts, dur = raw.ts[rows], raw.dur[rows]
+    rows = np.flatnonzero(good) if lost else np.arange(len(good))
+    ts, dur = (raw.ts[rows], raw.dur[rows]) if lost else (raw.ts, raw.dur)
     ordered = bool(np.all(ts[1:] >= ts[:-1])) if len(ts) else True
-    order = rows if ordered else rows[_time_order(ts, dur)]
-    bad = _overrunning(raw, kind, order)
+    order = rows if ordered else rows[time_order(ts, dur)]
+    bad = _overrunning(raw, kind, lane, order)
     for row in bad:
         name = raw.name.values[raw.name.codes[row]]
         quality.append(
@@ -134,29 +137,15 @@ def _possible(raw: RawTrace, kind: NDArray[np.int8], source: str, quality: Quali
     return order if not bad else order[~np.isin(order, bad)]
 
 
-def _time_order(ts: Ints, dur: Ints) -> Ints:
-    """Ascending start; of equal starts the longer one first, so that a parent precedes its children."""
-    order = np.argsort(ts, kind="stable")
-    start = ts[order]
-    tied = np.flatnonzero(start[1:] == start[:-1])
-    if len(tied):
-        member = np.zeros(len(ts), bool)
-        member[tied], member[tied + 1] = True, True
-        rows = np.flatnonzero(member)
-        order[rows] = order[rows][np.lexsort((-dur[order[rows]], start[rows]))]
-    return order
-
-
-def _overrunning(raw: RawTrace, kind: NDArray[np.int8], order: Ints) -> list[int]:
+def _overrunning(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, order: Ints) -> list[int]:
     """Device spans that swallow their successors on a stream which is serial but for them."""
-    rows = order[is_kind(kind[order], *DEVICE_KINDS)]
-    stream = spans.dense(raw, "device")[rows] * (1 << 40) + spans.dense(raw, "stream")[rows]
+    rows = order[is_kind(kind, *DEVICE_KINDS)[order]]
+    rows = rows[np.argsort(lane[rows], kind="stable")]
     bad: list[int] = []
-    for key in np.unique(stream).tolist():
-        mine = rows[stream == key]
+    for mine in np.split(rows, np.flatnonzero(np.diff(lane[rows])) + 1):
         start, end = raw.ts[mine], raw.ts[mine] + raw.dur[mine]
-        swallowed = np.searchsorted(start, end, "left") - np.arange(len(mine)) - 1
-        suspects = np.flatnonzero(swallowed >= _SWALLOWED)
+        # spans that begin after one and before its end, beyond those that it must swallow to be suspect
+        suspects = np.flatnonzero(start[_SWALLOWED:] < end[:-_SWALLOWED])
         if len(suspects) == 0 or len(suspects) > max(1, len(mine) // 100):
             continue
         for i in suspects.tolist():
@@ -166,17 +155,20 @@ def _overrunning(raw: RawTrace, kind: NDArray[np.int8], order: Ints) -> list[int
     return bad
 
 
-def _events(raw: RawTrace, kind: NDArray[np.int8], order: Ints) -> Events:
-    lanes = spans.lanes(raw, kind)
-    kind = kind[order]
-    ts, dur = raw.ts[order] + base_ns(raw.header), raw.dur[order]
-    lane = lanes.of_span[order]
-    correlation = raw.correlation[order]
+def _events(raw: RawTrace, kind: NDArray[np.int8], lanes: spans.Lanes, order: Ints) -> Events:
+    every = len(order) == len(raw.ts) and bool(np.all(order[1:] > order[:-1]))
+
+    def ordered(column: Any) -> Any:
+        return column if every else column[order]
+
+    kind, lane, correlation = ordered(kind), ordered(lanes.of_span), ordered(raw.correlation)
+    base = base_ns(raw.header)
+    ts, dur = ordered(raw.ts) + base if base else ordered(raw.ts), ordered(raw.dur)
     launch = spans.launches(kind, correlation)
     nested = is_kind(kind, "cpu_op", "range", "runtime") & (lanes.device < 0)[lane]
     parent = parents(lane, ts, dur, np.flatnonzero(nested).astype(np.int32))
-    name = Strings(raw.name.codes[order], raw.name.values)
-    return Events(raw, order, kind, ts, dur, name, correlation, lanes, lane, launch, parent)
+    name = Strings(ordered(raw.name.codes), raw.name.values)
+    return Events(raw, order, every, kind, ts, dur, name, correlation, lanes, lane, launch, parent)
 
 
 def _comm(events: Events, host: NDArray[np.bool_], told: dict[int, list[Member]]) -> tuple[Table, Table]:
@@ -191,14 +183,16 @@ def _comm(events: Events, host: NDArray[np.bool_], told: dict[int, list[Member]]
         Arguments(events.raw), events.order, events.name, events.kind, events.ts, events.dur, events.parent, events.launch,
         events.lane, host, pg_ranks, info.get("world_size"), told,
     )  # fmt: skip
+    named = np.array([is_record(n) for n in events.name.values] + [False], bool)
+    if not named.any():
+        return builder.tables()
     unnamed = np.flatnonzero((events.kind == kind_code("kernel")) & (events.launch >= 0))
-    events.kind[unnamed[_called_by_communication(events, events.launch[unnamed])]] = kind_code("comm")
+    events.kind[unnamed[_called_by(named, events, events.launch[unnamed])]] = kind_code("comm")
     return builder.tables()
 
 
-def _called_by_communication(events: Events, calls: Rows) -> NDArray[np.bool_]:
-    """Launch calls whose innermost operator or range names a communication operation."""
-    named = np.array([is_record(n) for n in events.name.values] + [False], bool)
+def _called_by(named: NDArray[np.bool_], events: Events, calls: Rows) -> NDArray[np.bool_]:
+    """Launch calls whose innermost operator or range has one of the ``named`` names."""
     above = events.parent[calls]
     runtime = kind_code("runtime")
     while np.any(nested := (above >= 0) & (events.kind[np.maximum(above, 0)] == runtime)):

@@ -21,10 +21,11 @@ _SPARSE = 16
 
 @dataclass
 class Events:
-    """The spans in event order (ascending ts) with what is concluded about each."""
+    """The spans in event order (ascending ts) with what is concluded about each; ``every``: it is all, as the file has them."""
 
     raw: RawTrace
     order: Ints
+    every: bool
     kind: NDArray[np.int8]
     ts: Ints
     dur: Ints
@@ -34,6 +35,10 @@ class Events:
     lane: Rows
     launch: Rows
     parent: Rows
+
+    def ordered(self, column: NDArray[Any]) -> NDArray[Any]:
+        """A column of the file in event order."""
+        return column if self.every else column[self.order]
 
     @cached_property
     def on_device(self) -> NDArray[np.bool_]:
@@ -52,6 +57,8 @@ class Events:
         if column is None or len(column.rows) == 0:
             return None
         wanted = self.order[rows]
+        if np.array_equal(column.rows, wanted):
+            return column.values
         if len(column.rows) * _SPARSE > len(self.raw.ts) and not isinstance(column.values, Strings):
             full = np.full(len(self.raw.ts), np.nan if column.values.dtype.kind == "f" else MISSING, column.values.dtype)
             full[column.rows] = column.values

@@ -36,9 +36,11 @@ def identity(raw: RawTrace, source: str, events: Events) -> Part:
 
 
 def _device_name(raw: RawTrace, events: Events) -> str | None:
-    used = np.unique(events.lanes.device[events.lane[events.device]]).tolist()
     listed = raw.header.get("deviceProperties")
-    for entry in listed if isinstance(listed, list) else []:
+    if not isinstance(listed, list):
+        return None
+    used = np.unique(events.lanes.device[events.lane[events.device]]).tolist()
+    for entry in listed:
         if isinstance(entry, dict) and used and entry.get("id") == used[0]:
             return str(entry.get("name")) or None
     return None

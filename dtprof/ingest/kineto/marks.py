@@ -64,12 +64,12 @@ def step_tags(found: Steps, ts: Ints, kind: Codes, launch: Rows, device_event: N
     out = np.full(len(ts), MISSING32, np.int32)
     if len(found.number) == 0:
         return out
-    when = ts.copy()
-    launched = device_event & (launch >= 0)
-    when[launched] = ts[launch[launched]]
-    at = inside(found.start, found.end, when)
-    hit = (at >= 0) & (~device_event | launched)
-    out[hit] = found.number[at[hit]]
+    first, last = (np.searchsorted(ts, instants).tolist() for instants in (found.start, found.end))
+    for number, lo, hi, following in zip(found.number.tolist(), first, last, [*first[1:], len(ts)], strict=True):
+        out[lo : min(hi, following)] = number
+    device = np.flatnonzero(device_event)
+    call = launch[device]
+    out[device] = np.where(call >= 0, out[np.maximum(call, 0)], MISSING32)
     return out
 
 
@@ -77,7 +77,8 @@ def phase_ranges(name: Strings, kind: Codes, host: NDArray[np.bool_]) -> dict[st
     """Rows of the outermost ranges of each phase, in time order."""
     codes = {p: i for i, p in enumerate(PHASES)}
     lut = np.array([codes.get(phase_of(n) or "", -1) for n in name.values] + [-1], np.int8)
-    ranged = np.flatnonzero((kind == kind_code("range")) & host & (lut[name.codes] >= 0))
+    ranged = np.flatnonzero((kind == kind_code("range")) & host)
+    ranged = ranged[lut[name.codes[ranged]] >= 0]
     of = lut[name.codes[ranged]]
     return {p: ranged[of == codes[p]].astype(np.int32) for p in PHASES if np.any(of == codes[p])}
 
@@ -95,6 +96,8 @@ def outermost(rows: Rows, ts: Ints, dur: Ints) -> Rows:
 def phase_tags(ranges: dict[str, Rows], ts: Ints, dur: Ints, launch: Rows, device_event: NDArray[np.bool_]) -> NDArray[np.int8]:
     """Phase of every event by time (all threads of the process), device events by their launch; -1 where none."""
     out = np.full(len(ts), -1, np.int8)
+    if not ranges:
+        return out
     when = ts.copy()
     launched = device_event & (launch >= 0)
     when[launched] = ts[launch[launched]]

@@ -25,6 +25,8 @@ _KIND_OF_CAT = {
 _CPU_COMM = re.compile(r"^(?:gloo|mpi|ucc):")
 # cuda_sync rows of newer files lie on tid = stream + this
 _SYNC_TID = 1_000_000
+# correlation ids that fill at least one part in this many of their range are looked up in a table
+_DENSE = 8
 
 
 def kind_code(kind: str) -> int:
@@ -34,9 +36,9 @@ def kind_code(kind: str) -> int:
 
 def is_kind(kind: Codes, *names: str) -> NDArray[np.bool_]:
     """Spans of these kinds."""
-    lut = np.zeros(len(EVENT_KINDS) + 1, bool)
-    lut[[kind_code(n) for n in names]] = True
-    wanted: NDArray[np.bool_] = lut[kind]
+    wanted: NDArray[np.bool_] = kind == kind_code(names[0])
+    for name in names[1:]:
+        wanted |= kind == kind_code(name)
     return wanted
 
 
@@ -70,7 +72,8 @@ def kinds(raw: RawTrace) -> Codes:
         kind[rows] = kind_code("comm")
     cpu_comm = np.array([bool(_CPU_COMM.match(n)) for n in raw.name.values] + [False], bool)
     on_device = np.array([c.lower() == "gpu_user_annotation" for c in raw.cat.values] + [False], bool)
-    kind[(kind == kind_code("range")) & cpu_comm[raw.name.codes] & ~on_device[raw.cat.codes]] = kind_code("comm")
+    ranges = np.flatnonzero(kind == kind_code("range"))
+    kind[ranges[cpu_comm[raw.name.codes[ranges]] & ~on_device[raw.cat.codes[ranges]]]] = kind_code("comm")
     return kind
 
 
@@ -181,10 +184,20 @@ def launches(kind: Codes, correlation: Ints) -> Rows:
     device = np.flatnonzero(is_kind(kind, *DEVICE_KINDS) & (correlation != MISSING))
     if len(calls) == 0 or len(device) == 0:
         return out
-    calls = calls[np.argsort(correlation[calls], kind="stable")]
+    ids, wanted = correlation[calls], correlation[device]
+    low, high = int(ids.min()), int(ids.max())
+    if high - low < _DENSE * len(ids):
+        first = np.full(high - low + 1, MISSING32, np.int32)
+        ids -= low
+        first[ids[::-1]] = calls[::-1]
+        there = (wanted >= low) & (wanted <= high)
+        device, wanted = (device, wanted) if there.all() else (device[there], wanted[there])
+        wanted -= low
+        out[device] = first[wanted]
+        return out
+    calls = calls[np.argsort(ids, kind="stable")]
     ids = correlation[calls]
-    at = np.searchsorted(ids, correlation[device])
-    at_safe = np.minimum(at, len(ids) - 1)
-    hit = ids[at_safe] == correlation[device]
-    out[device[hit]] = calls[at_safe[hit]]
+    at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    hit = ids[at] == wanted
+    out[device[hit]] = calls[at[hit]]
     return out

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
-from dtprof.ingest.distinct import distinct_rows
+from dtprof.ingest.distinct import distinct, distinct_rows
 from dtprof.ingest.nsys.cells import Ints, Kind
 from dtprof.ingest.nsys.source import Batch, Source, read
-from dtprof.ingest.nsys.spans import CATS, Names, Spans, joined, process_of, thread_of
+from dtprof.ingest.nsys.spans import CATS, Array, Gathering
 from dtprof.schema import MISSING
 
 _WHEN: dict[str, Kind] = {"start": "int", "end": "int"}
@@ -42,9 +43,12 @@ _DRIVER_CLASS = 1
 _ALL_STREAMS = 2**32 - 1
 
 
-def activities(source: Source, names: Names) -> list[Spans]:
-    """All device spans and CUDA calls of a report, one ``Spans`` a table."""
-    readers: tuple[tuple[str, Mapping[str, Kind], Callable[[Batch, Names], Spans]], ...] = (
+Converter: TypeAlias = Callable[[Batch, Gathering], None]
+
+
+def activities(source: Source, out: Gathering) -> None:
+    """All device spans and CUDA calls of a report."""
+    readers: tuple[tuple[str, Mapping[str, Kind], Converter], ...] = (
         ("CUPTI_ACTIVITY_KIND_RUNTIME", _CALL, _calls),
         ("CUPTI_ACTIVITY_KIND_DRIVER", _CALL, _driver_calls),
         ("CUPTI_ACTIVITY_KIND_KERNEL", _KERNEL, _kernels),
@@ -55,53 +59,40 @@ def activities(source: Source, names: Names) -> list[Spans]:
         ("PROFILER_OVERHEAD", _LOST, _overhead),
         ("CUPTI_ACTIVITY_KIND_OVERHEAD", _LOST, _overhead),
     )
-    found = [joined(_pieces(source, table, kinds, convert, names)) for table, kinds, convert in readers]
-    tables = [spans for spans in found if spans is not None]
-    _place_syncs(tables)
-    return tables
+    for table, kinds, convert in readers:
+        for batch in read(source, table, **kinds):
+            convert(batch, out)
+    _place_syncs(out)
 
 
-def _place_syncs(tables: list[Spans]) -> None:
+def _place_syncs(out: Gathering) -> None:
     """Synchronisations state device 0 whatever their context: they lie where the work of their context lies."""
-    device_of: dict[tuple[int, int], int] = {}
-    for spans in tables:
-        if len(spans) and CATS[int(spans.cat[0])] in ("kernel", "gpu_memcpy", "gpu_memset"):
-            keys = np.stack((spans.process, spans.args["context"], spans.args["device"]))
-            for process, context, device in keys[:, distinct_rows(keys)[0]].T.tolist():
-                device_of[process, context] = device
-    for spans in tables:
-        if len(spans) and CATS[int(spans.cat[0])] == "cuda_sync":
-            given = zip(spans.process.tolist(), spans.args["context"].tolist(), spans.args["device"].tolist(), strict=True)
-            spans.args["device"] = np.array([device_of.get((p, c), d) for p, c, d in given], np.int64)
-            stream = spans.args["stream"]
-            spans.args["stream"] = np.where(stream == _ALL_STREAMS, -1, stream)
+    known = out.places.known
+    device_of = {(p.process, p.context): p.device for p in known if not p.on_host and not p.wait}
+    for number, place in enumerate(known):
+        if place.wait:
+            device = device_of.get((place.process, place.context), place.device)
+            known[number] = place._replace(device=device, stream=-1 if place.stream == _ALL_STREAMS else place.stream)
 
 
-def _pieces(
-    source: Source, table: str, kinds: Mapping[str, Kind], convert: Callable[[Batch, Names], Spans], names: Names
-) -> Iterator[Spans]:
-    for batch in read(source, table, **kinds):
-        yield convert(batch, names)
+def _on_device(batch: Batch, out: Gathering, cat: str, name: Ints, args: dict[str, Array]) -> None:
+    where = np.stack([batch.ints(c) for c in ("globalPid", "deviceId", "contextId", "streamId")])
+    _add(batch, out, cat, np.full(batch.rows, CATS.index(cat)), name, out.places.streams(where, cat == "cuda_sync"), args)
 
 
-def _cat(name: str, count: int) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-    return np.full(count, CATS.index(name), np.int8)
+def _add(batch: Batch, out: Gathering, kind: str, cat: Array, name: Ints, place: Array, args: dict[str, Array]) -> None:
+    correlation = batch.ints("correlationId") if "correlationId" in batch.kinds else np.full(batch.rows, MISSING, np.int64)
+    columns: dict[str, Array] = {
+        "start": batch.ints("start"), "end": batch.ints("end"), "name": name, "cat": cat.astype(np.int8), "place": place,
+        "correlation": correlation,
+    }  # fmt: skip
+    out.add(kind, columns, args)
 
 
-def _on_device(batch: Batch, cat: str, name: Ints, **args: Ints) -> Spans:
-    where = {"device": batch.ints("deviceId"), "context": batch.ints("contextId"), "stream": batch.ints("streamId")}
-    process = process_of(batch.ints("globalPid"))
-    nowhere = np.full(batch.rows, MISSING, np.int64)
-    return Spans(
-        process, batch.ints("start"), batch.ints("end"), name, _cat(cat, batch.rows), nowhere, batch.ints("correlationId"),
-        {**where, **args},
-    )  # fmt: skip
-
-
-def _kernels(batch: Batch, names: Names) -> Spans:
+def _kernels(batch: Batch, out: Gathering) -> None:
     name = batch.ints("demangledName")
-    name = names.of_ids(np.where(name == MISSING, batch.ints("shortName"), name))
-    shared = [np.where(s == MISSING, 0, s) for s in (batch.ints("staticSharedMemory"), batch.ints("dynamicSharedMemory"))]
+    if (name == MISSING).any():
+        name = np.where(name == MISSING, batch.ints("shortName"), name)
     args = {
         "grid": pack(batch.ints("gridX"), batch.ints("gridY"), batch.ints("gridZ")),
         "block": pack(batch.ints("blockX"), batch.ints("blockY"), batch.ints("blockZ")),
@@ -109,8 +100,9 @@ def _kernels(batch: Batch, names: Names) -> Spans:
         "graph node id": batch.ints("graphNodeId"),
     }
     if batch.has("dynamicSharedMemory"):
-        args["shared memory"] = shared[0] + shared[1]
-    return _on_device(batch, "kernel", name, **args)
+        shared = [batch.ints(c) for c in ("staticSharedMemory", "dynamicSharedMemory")]
+        args["shared memory"] = np.add(*(np.maximum(s, 0) for s in shared))
+    _on_device(batch, out, "kernel", out.names.of_ids(name), args)
 
 
 def pack(x: Ints, y: Ints, z: Ints) -> Ints:
@@ -123,13 +115,12 @@ def unpacked(packed: int) -> str:
     return f"[{packed >> 32},{packed >> 16 & 0xFFFF},{packed & 0xFFFF}]"
 
 
-def _copies(batch: Batch, names: Names) -> Spans:
+def _copies(batch: Batch, out: Gathering) -> None:
     kind, src, dst = batch.ints("copyKind"), batch.ints("srcKind"), batch.ints("dstKind")
     first, places = distinct_rows(np.stack((kind, src, dst)))
-    texts = [names.of_text(_copy_name(int(kind[i]), int(src[i]), int(dst[i]))) for i in first.tolist()]
-    name = np.array(texts, np.int64)[places]
-    sizes = {"bytes": batch.ints("bytes"), "graph node id": batch.ints("graphNodeId")}
-    return _on_device(batch, "gpu_memcpy", name, **sizes)
+    texts = [out.names.of_text(_copy_name(int(kind[i]), int(src[i]), int(dst[i]))) for i in first.tolist()]
+    sizes: dict[str, Array] = {"bytes": batch.ints("bytes"), "graph node id": batch.ints("graphNodeId")}
+    _on_device(batch, out, "gpu_memcpy", np.array(texts, np.int64)[places], sizes)
 
 
 def _copy_name(kind: int, src: int, dst: int) -> str:
@@ -138,46 +129,42 @@ def _copy_name(kind: int, src: int, dst: int) -> str:
     return f"Memcpy {what}" + (f" ({ends[0] or 'Unknown'} -> {ends[1] or 'Unknown'})" if any(ends) else "")
 
 
-def _sets(batch: Batch, names: Names) -> Spans:
-    kind = batch.ints("memKind")
-    texts = {
-        k: names.of_text(f"Memset ({_MEMORY[k]})" if 0 <= k < len(_MEMORY) else "Memset") for k in np.unique(kind).tolist()
-    }
-    name = np.array([texts[k] for k in kind.tolist()], np.int64)
-    sizes = {"bytes": batch.ints("bytes"), "graph node id": batch.ints("graphNodeId")}
-    return _on_device(batch, "gpu_memset", name, **sizes)
+def _named(values: Ints, out: Gathering, text: Callable[[int], str]) -> Ints:
+    """Numbers of the names that these values have."""
+    found, places = distinct(values)
+    return np.array([out.names.of_text(text(value)) for value in found.tolist()], np.int64)[places]
 
 
-def _graphs(batch: Batch, names: Names) -> Spans:
+def _sets(batch: Batch, out: Gathering) -> None:
+    name = _named(
+        batch.ints("memKind"), out, lambda kind: f"Memset ({_MEMORY[kind]})" if 0 <= kind < len(_MEMORY) else "Memset"
+    )
+    _on_device(batch, out, "gpu_memset", name, {"bytes": batch.ints("bytes"), "graph node id": batch.ints("graphNodeId")})
+
+
+def _graphs(batch: Batch, out: Gathering) -> None:
     graph = batch.ints("graphId")
-    texts = {g: names.of_text(f"CUDA graph {g}" if g != MISSING else "CUDA graph") for g in np.unique(graph).tolist()}
-    return _on_device(batch, "kernel", np.array([texts[g] for g in graph.tolist()], np.int64), **{"graph id": graph})
+    name = _named(graph, out, lambda number: f"CUDA graph {number}" if number != MISSING else "CUDA graph")
+    _on_device(batch, out, "kernel", name, {"graph id": graph})
 
 
-def _syncs(batch: Batch, names: Names) -> Spans:
-    kind = batch.ints("syncType")
-    texts = np.array([names.of_text(text) for text in _SYNCS], np.int64)
-    name = texts[np.where((kind > 0) & (kind < len(_SYNCS)), kind, 0)]
-    return _on_device(batch, "cuda_sync", name, event=batch.ints("eventId"), event_sync=batch.ints("eventSyncId"))
+def _syncs(batch: Batch, out: Gathering) -> None:
+    name = _named(batch.ints("syncType"), out, lambda kind: _SYNCS[kind if 0 < kind < len(_SYNCS) else 0])
+    _on_device(batch, out, "cuda_sync", name, {"event": batch.ints("eventId"), "event_sync": batch.ints("eventSyncId")})
 
 
-def _on_host(batch: Batch, cat: Ints | np.ndarray[tuple[int], np.dtype[np.int8]], names: Names) -> Spans:
-    thread = batch.ints("globalTid")
-    correlation = batch.ints("correlationId") if "correlationId" in batch.kinds else np.full(batch.rows, MISSING, np.int64)
-    return Spans(
-        process_of(thread), batch.ints("start"), batch.ints("end"), names.of_ids(batch.ints("nameId")), cat.astype(np.int8),
-        thread_of(thread), correlation,
-    )  # fmt: skip
-
-
-def _calls(batch: Batch, names: Names) -> Spans:
+def _calls(batch: Batch, out: Gathering) -> None:
     driver = batch.ints("eventClass") == _DRIVER_CLASS
-    return _on_host(batch, np.where(driver, CATS.index("cuda_driver"), CATS.index("cuda_runtime")), names)
+    _on_host(batch, out, "cuda_runtime", np.where(driver, CATS.index("cuda_driver"), CATS.index("cuda_runtime")))
 
 
-def _driver_calls(batch: Batch, names: Names) -> Spans:
-    return _on_host(batch, _cat("cuda_driver", batch.rows), names)
+def _driver_calls(batch: Batch, out: Gathering) -> None:
+    _on_host(batch, out, "cuda_driver", np.full(batch.rows, CATS.index("cuda_driver")))
 
 
-def _overhead(batch: Batch, names: Names) -> Spans:
-    return _on_host(batch, _cat("overhead", batch.rows), names)
+def _overhead(batch: Batch, out: Gathering) -> None:
+    _on_host(batch, out, "overhead", np.full(batch.rows, CATS.index("overhead")))
+
+
+def _on_host(batch: Batch, out: Gathering, kind: str, cat: Array) -> None:
+    _add(batch, out, kind, cat, out.names.of_ids(batch.ints("nameId")), out.places.threads(batch.ints("globalTid")), {})

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from dtprof.ingest.kineto.build import Hooks, PartData, build_part
+from dtprof.ingest.kineto.spans import is_kind
 from dtprof.ingest.nsys import nccl, samples, steps
 from dtprof.ingest.nsys.ranks import Claims
 from dtprof.ingest.nsys.session import LEAST_UNIX_NS, Session, session_of
 from dtprof.ingest.nsys.source import Source
 from dtprof.ingest.nsys.spans import pid_of
-from dtprof.ingest.nsys.trace import Gathered, Process, gather, process_keys, trace_of
+from dtprof.ingest.nsys.trace import Gathered, Process, gather, trace_of
 from dtprof.ingest.nsys.waits import join_records
 from dtprof.run import quality_rows
-from dtprof.schema import DEVICE_KINDS, MISSING
+from dtprof.schema import DEVICE_KINDS
 from dtprof.table import Table
 
 Quality = list[tuple[str, str, int, str]]
@@ -41,30 +42,24 @@ def build_report(source: Source) -> Iterator[Built]:
     name = source.path.name
     session = session_of(source)
     got = gather(source)
-    join_records(source, got.tables)
+    join_records(source, got.spans)
     metrics, sampled = samples.gpu_metrics(source), samples.cpu_samples(source)
-    keys = process_keys(got)
+    keys = got.processes()
     chosen = [k for k, (device, _) in keys.items() if device] or [k for k, (_, ranges) in keys.items() if ranges] or list(keys)
     about = _about(source, session, got, keys, chosen)
-    base = 0 if got.last_ns >= LEAST_UNIX_NS else session.start_ns or 0
-    end = max(got.last_ns, session.last_ns or 0) if got.last_ns < LEAST_UNIX_NS else got.last_ns
+    last = got.spans.last_ns
+    base = 0 if last >= LEAST_UNIX_NS else session.start_ns or 0
+    end = max(last, session.last_ns or 0) if last < LEAST_UNIX_NS else last
+    got.drop(set(keys) - set(chosen))
     for number, key in enumerate(sorted(chosen)):
-        process = trace_of(got, key, _header(session, base), end, _threads(got, session, key))
-        if number == len(chosen) - 1:
-            got.release()
+        process = trace_of(got, key, {"host_name": session.host}, base, end, _threads(got, session, key))
         built = _built(process, session, name, len(chosen), (*about, *_losses(source)) if number == 0 else ())
-        devices = _devices(built.data)
-        device_samples = _of_devices(metrics, session, pid_of(key), devices)
+        device_samples = _of_devices(metrics, session, pid_of(key), _devices(built.data)) if metrics else None
         found = [t for t in (device_samples, sampled.get(key)) if t is not None]
         if found:
             table = Table.concat(found)
             built.data.tables["samples"] = table.with_columns(ts=table["ts"] + base)
         yield built
-
-
-def _header(session: Session, base: int) -> dict[str, object]:
-    """The session as a Kineto file would state it."""
-    return {"baseTimeNanoseconds": base, "host_name": session.host}
 
 
 def _threads(got: Gathered, session: Session, key: int) -> dict[int, str]:
@@ -76,7 +71,11 @@ def _threads(got: Gathered, session: Session, key: int) -> dict[int, str]:
 
 def _built(process: Process, session: Session, name: str, count: int, about: tuple[tuple[str, str, int, str], ...]) -> Built:
     known = nccl.communicators(process.payloads)
-    hooks = Hooks(steps=steps.finder(process.library, process.unclosed), members=nccl.members(process.payloads, known))
+    hooks = Hooks(
+        steps=steps.finder(process.library, process.unclosed),
+        members=nccl.members(process.payloads, known),
+        lanes=lambda raw, kind: process.lanes,
+    )
     data = build_part(process.raw, name, hooks)
     part, key = data.part, process.key
     part.pid, part.rank, part.rank_from, part.world_size = pid_of(key), None, "", None
@@ -111,8 +110,9 @@ def said_rank(events: Table) -> int | None:
 def _devices(data: PartData) -> list[int]:
     """Devices with work of the process."""
     lanes, events = data.tables["lanes"], data.tables["events"]
-    used = np.unique(events["lane"][events.is_("kind", *DEVICE_KINDS)])
-    return sorted({int(d) for d in lanes["device"][used].tolist() if d >= 0})
+    busy = np.zeros(len(lanes), bool)
+    busy[events["lane"][is_kind(events["kind"], *DEVICE_KINDS)]] = True
+    return sorted({int(d) for d in lanes["device"][busy].tolist() if d >= 0})
 
 
 def _of_devices(metrics: dict[int, Table], session: Session, pid: int, devices: list[int]) -> Table | None:
@@ -131,7 +131,7 @@ def _about(
     """What the report as a whole lacks."""
     name = source.path.name
     rows: Quality = []
-    if session.start_ns is None and got.last_ns < LEAST_UNIX_NS:
+    if session.start_ns is None and got.spans.last_ns < LEAST_UNIX_NS:
         rows.append((name, "no session start is recorded", 1, "times count from the start of the recording"))
     others = sorted(set(keys) - set(chosen))
     if others:
@@ -141,9 +141,8 @@ def _about(
     for table, what in _LEFT_OUT:
         if table in source.tables and (count := samples.counted(source, table)):
             rows.append((name, f"{what} ({table})", count, "counted, not read"))
-    lost = sum(int((s.process == MISSING).sum()) for s in got.tables)
-    if lost:
-        rows.append((name, "events without a process", lost, "left out"))
+    if got.homeless:
+        rows.append((name, "events without a process", got.homeless, "left out"))
     return rows
 
 

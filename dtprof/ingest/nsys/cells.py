@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dtprof.ingest.distinct import distinct
 from dtprof.schema import MISSING
 
 Kind: TypeAlias = Literal["int", "float", "text", "blob"]
@@ -19,7 +20,11 @@ Where: TypeAlias = tuple[int, int]  # serial type, place in the record
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
 _FLOAT, _ZERO, _ONE = 7, 8, 9
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_WORDS = np.array([2 ** (8 * n) - 1 for n in range(8)], np.uint64)
+_WORDS = np.array([2 ** (8 * n) - 1 for n in range(9)], np.uint64)
+# how a number of each serial type is read: as what, how many bytes ahead of it, and by how much that is too wide
+_READ = (
+    ("", 0, 0), (">i1", 0, 0), (">i2", 0, 0), (">i4", 1, 8), (">i4", 0, 0), (">i8", 2, 16), (">i8", 0, 0), (">f8", 0, 0),
+)  # fmt: skip
 
 
 def empty(kind: Kind, count: int) -> Any:
@@ -50,6 +55,18 @@ def varint(buffer: Bytes, at: Ints) -> tuple[Ints, Ints]:
     return value, end
 
 
+def past_varint(buffer: Bytes, at: Ints) -> Ints:
+    """Where what follows the numbers of one to nine bytes begins."""
+    more, end, last = buffer[at] >> 7, at + 1, len(buffer) - 1
+    for _ in range(8):
+        if not more.any():
+            break
+        byte = buffer[np.minimum(end, last)]
+        end += more
+        more &= byte >> 7
+    return end
+
+
 def decode(
     buffer: Bytes,
     at: Ints,
@@ -63,36 +80,50 @@ def decode(
     if not len(at):
         return
     at = np.minimum(at, len(buffer) - 9)
-    header, _ = varint(buffer, at)
+    header = buffer[at].astype(np.int64)
+    if header.max() >= 0x80:
+        header, _ = varint(buffer, at)
     header = np.clip(header, 1, len(buffer) - 8 - at)
-    order, borders = _groups(buffer, at, header)
-    for group in np.split(order, borders):
-        first = int(group[0])
-        layout = _layout(buffer[at[first] : at[first] + header[first]].tobytes())
+    for group in _groups(buffer, at, header):
         begin, into = at[group], rows[group]
-        for name, index in wanted.items():
-            if index >= len(layout) or layout[index][0] == 0:
-                continue
-            size = _size(layout[index][0])
+        first = int(begin[0])
+        layout = _layout(buffer[first : first + int(header[group][0])].tobytes())
+        places = {name: layout[index] for name, index in wanted.items() if index < len(layout) and layout[index][0]}
+        numbers = {name: where for name, where in places.items() if where[0] < 10}
+        _take_numbers(buffer, begin, into, numbers, kinds, out)
+        for name, (serial, place) in places.items():
+            size = _size(serial)
             # a torn record may point past its page, or state a size that no record here can have
-            if size <= len(buffer) - 16 and size * len(group) <= 2 * len(buffer):
-                found = np.minimum(begin + layout[index][1], len(buffer) - 8 - size)
-                _take(buffer, found, layout[index][0], into, kinds[name], out[name], encoding)
+            if serial >= 12 and kinds[name] in ("text", "blob") and _fits(size, len(begin), buffer):
+                found = np.minimum(begin + place, len(buffer) - 8 - size)
+                _take_bytes(buffer, found, serial, into, kinds[name], out[name], encoding)
 
 
-def _groups(buffer: Bytes, at: Ints, header: Ints) -> tuple[Ints, Ints]:
-    """Records in order of a hash of their headers, and where a new header begins."""
+def _fits(size: int, count: int, buffer: Bytes) -> bool:
+    """Can the buffer hold this many records of this size?"""
+    return size <= len(buffer) - 16 and size * count <= 2 * len(buffer)
+
+
+def _groups(buffer: Bytes, at: Ints, header: Ints) -> list[Any]:
+    """The records by their headers: rows of each, ascending."""
     word = np.ndarray((len(buffer) - 7,), np.dtype("<u8"), buffer, 0, (1,))
-    key = header.astype(np.uint64)
-    for place in range(0, int(header.max()), 8):
-        left = np.clip(header - place, 0, 8)
-        text = word[np.minimum(at + place, len(word) - 1)]
-        if left.min() < 8:
-            text = np.where(left < 8, text & _WORDS[np.minimum(left, 7)], text)
+    longest = int(header.max())
+    alike = int(header.min()) == longest
+    key = np.zeros(len(at), np.uint64) if alike else header.astype(np.uint64)
+    for place in range(0, longest, 8):
+        if alike:
+            text = word[at + place]
+            text &= _WORDS[min(longest - place, 8)]
+        else:
+            text = word[np.minimum(at + place, len(word) - 1)] & _WORDS[np.clip(header - place, 0, 8)]
         key = (key ^ text) * _MIX
         key ^= key >> np.uint64(29)
-    order = np.argsort(key, kind="stable")
-    return order, np.flatnonzero(np.diff(key[order])) + 1
+    found, code = distinct(key.view(np.int64))
+    if len(found) == 1:
+        return [slice(None)]
+    small = code.astype(np.uint8 if len(found) <= 2**8 else np.uint16 if len(found) <= 2**16 else np.int32)
+    order = np.argsort(small, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(code, minlength=len(found)))[:-1])
 
 
 def _layout(header: bytes) -> list[Where]:
@@ -121,28 +152,32 @@ def _size(kind: int) -> int:
     return _SIZES[kind] if kind < 10 else (kind - 12) // 2 if kind >= 12 else 0
 
 
-def _take(buffer: Bytes, at: Ints, serial: int, rows: Ints, kind: Kind, out: Any, encoding: str) -> None:
-    """Values of one serial type at these places."""
-    if serial >= 12:
-        if kind in ("text", "blob"):
-            _take_bytes(buffer, at, serial, rows, kind, out, encoding)
+def _take_numbers(
+    buffer: Bytes, at: Ints, rows: Ints, places: Mapping[str, Where], kinds: Mapping[str, Kind], out: dict[str, Any]
+) -> None:
+    """Numbers of records that have them at the same places: the records are put one below the other, and read by column."""
+    length = max((place + _SIZES[serial] for serial, place in places.values()), default=0)
+    if not _fits(length, len(at), buffer):
         return
-    if serial == _FLOAT:
-        numbers = np.ndarray((len(buffer) - 7,), np.dtype(">f8"), buffer, 0, (1,))[at].astype(np.float64)
-        values: NDArray[Any] = numbers if kind == "float" else np.where(np.abs(numbers) < 2.0**62, numbers, 0).astype(np.int64)
-    elif serial in (_ZERO, _ONE):
-        values = np.broadcast_to(np.int64(serial - _ZERO), len(at))
-    elif serial <= 6:
-        size = _SIZES[serial]
-        wide = np.ndarray((len(buffer) - 7,), np.dtype(">i8"), buffer, 0, (1,))[at + size - 8].astype(np.int64)
-        values = wide if size == 8 else (wide << (64 - 8 * size)) >> (64 - 8 * size)
-    else:
-        return
-    if kind in ("int", "float"):
-        out[rows] = values
-    elif kind == "text":
-        for row, value in zip(rows.tolist(), values.tolist(), strict=True):
-            out[row] = str(value)
+    if length:
+        at = np.minimum(at, len(buffer) - length)
+        records = np.ndarray((len(buffer) - length + 1,), f"V{length}", buffer, 0, (1,))[at]
+    for name, (serial, place) in places.items():
+        values: Any = serial - _ZERO if serial in (_ZERO, _ONE) else _numbers(records, serial, place)
+        if kinds[name] in ("int", "float"):
+            if serial == _FLOAT and kinds[name] == "int":
+                values = np.where(np.abs(values) < 2.0**62, values, 0).astype(np.int64)
+            out[name][rows] = values
+        elif kinds[name] == "text":
+            for row, value in zip(rows.tolist(), np.broadcast_to(values, len(rows)).tolist(), strict=True):
+                out[name][row] = str(value)
+
+
+def _numbers(records: NDArray[np.void], serial: int, place: int) -> NDArray[Any]:
+    """The numbers of one serial type at this place of every record."""
+    form, ahead, shift = _READ[serial]
+    values = np.ndarray((len(records),), form, records, place - ahead, (records.itemsize,))
+    return values.astype(form[1:]) << shift >> shift if shift else values
 
 
 def _take_bytes(buffer: Bytes, at: Ints, serial: int, rows: Ints, kind: Kind, out: list[Any], encoding: str) -> None:

@@ -24,7 +24,7 @@ from dtprof.ingest.nsys.cells import Bytes, Ints, Kind
 MAGIC = b"SQLite format 3\0"
 _INTERIOR, _LEAF = 5, 13
 # leaf pages decoded at once: more no longer fit the processor's caches
-_BATCH_BYTES = 4 * 2**20
+_BATCH_BYTES = 2 * 2**20
 _ENCODINGS = {0: "utf-8", 1: "utf-8", 2: "utf-16-le", 3: "utf-16-be"}
 
 
@@ -84,11 +84,12 @@ class PageFile:
         wanted = {name: table.columns.index(name) for name in kinds if name in table.columns}
         for numbers in self._leaf_batches(table.root):
             buffer = self._read(numbers)
-            starts, sizes, rowids = self._cells(buffer, len(numbers), 100 if table.root == 1 and 1 in numbers else 0)
+            ids = table.key in wanted and kinds[str(table.key)] == "int"
+            starts, sizes, rowids = self._cells(buffer, len(numbers), 100 if table.root == 1 and 1 in numbers else 0, ids)
             out = {name: cells.empty(kinds[name], len(starts)) for name in wanted}
             for part, rows, at in self._payloads(buffer, starts, sizes):
                 cells.decode(part, at, rows, wanted, kinds, out, self.encoding)
-            if table.key in out and kinds[str(table.key)] == "int":
+            if ids:
                 out[str(table.key)] = rowids
             if len(starts):
                 yield out
@@ -130,16 +131,17 @@ class PageFile:
 
     def _read(self, numbers: Sequence[int]) -> Bytes:
         """These pages one after the other, with eight spare bytes at either end."""
-        buffer = np.zeros(len(numbers) * self.page + 16, np.uint8)
+        buffer = np.empty(len(numbers) * self.page + 16, np.uint8)
+        buffer[:8], buffer[-8:] = 0, 0
         array = np.asarray(numbers, np.int64)
         for run in np.split(np.arange(len(array)), np.flatnonzero(np.diff(array) != 1) + 1):
-            first, size = int(run[0]), len(run) * self.page
-            data = os.pread(self._file, size, int(array[first] - 1) * self.page)
-            buffer[8 + first * self.page : 8 + first * self.page + len(data)] = np.frombuffer(data, np.uint8)
+            first, size = 8 + int(run[0]) * self.page, len(run) * self.page
+            got = os.preadv(self._file, [buffer[first : first + size].data], int(array[run[0]] - 1) * self.page)
+            buffer[first + got : first + size] = 0
         return buffer
 
-    def _cells(self, buffer: Bytes, pages: int, skip: int) -> tuple[Ints, Ints, Ints]:
-        """Where the payload of each cell begins, its size, and its row id."""
+    def _cells(self, buffer: Bytes, pages: int, skip: int, ids: bool) -> tuple[Ints, Ints, Ints]:
+        """Where the payload of each cell begins, its size, and (where asked for) its row id."""
         base = 8 + np.arange(pages, dtype=np.int64) * self.page
         head = base.copy()
         head[0] += skip
@@ -151,8 +153,10 @@ class PageFile:
         pointers = cells.big16(buffer, np.repeat(head + 8, counts) + 2 * within)
         at = np.repeat(base, counts) + np.minimum(pointers, self.page - 1)
         sizes, at = cells.varint(buffer, at)
-        rowids, at = cells.varint(buffer, at)
-        return at, sizes, rowids
+        if ids:
+            rowids, at = cells.varint(buffer, at)
+            return at, sizes, rowids
+        return cells.past_varint(buffer, at), sizes, sizes
 
     def _payloads(self, buffer: Bytes, starts: Ints, sizes: Ints) -> Iterator[tuple[Bytes, Ints, Ints]]:
         """(buffer, rows, where the record of each begins): those that lie in their page, then those that go on elsewhere."""

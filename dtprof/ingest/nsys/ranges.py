@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from dtprof.ingest.nsys.cells import Ints, Kind
 from dtprof.ingest.nsys.payloads import Payloads
 from dtprof.ingest.nsys.source import Batch, Source, read
-from dtprof.ingest.nsys.spans import CATS, Names, Spans, joined, process_of, thread_of
+from dtprof.ingest.nsys.spans import CATS, Gathering, Names
 from dtprof.schema import MISSING
 
 _CATEGORY, _MARK, _THREAD, _PUSH_POP, _START_END, _DOMAIN = 33, 34, 39, 59, 60, 75
@@ -27,41 +26,35 @@ _NUMBERS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
 
 @dataclass
 class Nvtx:
-    """NVTX events.
+    """What NVTX events say beside their times.
 
     ``domains`` and ``categories`` are numbers of names by (process, domain id[, category]), ``threads`` by (process, thread);
-    ``payload`` are structures by row of ``spans``.
+    ``payloads`` are structures, which the argument ``structure`` of spans counts.
     """
 
-    spans: Spans | None = None
     domains: dict[tuple[int, int], int] = field(default_factory=dict)
     categories: dict[tuple[int, int, int], int] = field(default_factory=dict)
     threads: dict[tuple[int, int], int] = field(default_factory=dict)
-    payload: dict[int, dict[str, Any]] = field(default_factory=dict)
+    payloads: list[dict[str, Any]] = field(default_factory=list)
 
 
-def nvtx(source: Source, names: Names) -> Nvtx:
-    """All NVTX events of a report; numbers in payloads are in ``spans.args["payload"]``, structures in ``payload`` by row."""
-    out = Nvtx()
-    out.spans = joined(_pieces(source, names, Payloads(source), out))
-    return out
-
-
-def _pieces(source: Source, names: Names, payloads: Payloads, out: Nvtx) -> Iterator[Spans]:
-    first = 0
+def nvtx(source: Source, out: Gathering) -> Nvtx:
+    """All NVTX events of a report; spans have the arguments domain, category, payload (a number) and structure."""
+    told, payloads = Nvtx(), Payloads(source)
     for batch in read(source, "NVTX_EVENTS", **_COLUMNS):
         kind = batch.ints("eventType")
         for written, meant in _NVTXT.items():
             kind = np.where(kind == written, meant, kind)
-        name = _names(batch, names)
-        _definitions(batch, kind, name, out)
+        name = _names(batch, out.names)
+        _definitions(batch, kind, name, told)
         rows = np.flatnonzero(np.isin(kind, (_MARK, _PUSH_POP, _START_END)))
+        structure = np.full(len(rows), MISSING, np.int64)
+        for place, payload in payloads.of(batch, rows):
+            structure[place] = len(told.payloads)
+            told.payloads.append(payload)
         if len(rows):
-            piece = _spans(batch, rows, kind, name)
-            for row, payload in payloads.of(batch, rows):
-                out.payload[first + row] = payload
-            first += len(piece)
-            yield piece
+            _add(batch, out, rows, kind, name, structure)
+    return told
 
 
 def _names(batch: Batch, names: Names) -> Ints:
@@ -87,20 +80,18 @@ def _definitions(batch: Batch, kind: Ints, name: Ints, out: Nvtx) -> None:
             out.threads[process, int(thread[row]) & 0xFFFFFF] = int(name[row])
 
 
-def _spans(batch: Batch, rows: Ints, kind: Ints, name: Ints) -> Spans:
-    thread, start = batch.ints("globalTid")[rows], batch.ints("start")[rows]
+def _add(batch: Batch, out: Gathering, rows: Ints, kind: Ints, name: Ints, structure: Ints) -> None:
+    start = batch.ints("start")[rows]
     mark = kind[rows] == _MARK
     number = np.full(len(rows), MISSING, np.int64)
     for column in _NUMBERS:
         if batch.has(column):
-            value = batch.ints(column)[rows]
-            number = np.where(number == MISSING, value, number)
-    domain = batch.ints("domainId")[rows]
-    args = {
-        "domain": np.where(domain == MISSING, 0, domain), "category": batch.ints("category")[rows], "payload": number,
+            number = np.where(number == MISSING, batch.ints(column)[rows], number)
+    columns = {
+        "start": start, "end": np.where(mark, start, batch.ints("end")[rows]), "name": name[rows],
+        "cat": np.where(mark, CATS.index("mark"), CATS.index("user_annotation")).astype(np.int8),
+        "place": out.places.threads(batch.ints("globalTid")[rows]), "correlation": np.full(len(rows), MISSING, np.int64),
     }  # fmt: skip
-    return Spans(
-        process_of(thread), start, np.where(mark, start, batch.ints("end")[rows]), name[rows],
-        np.where(mark, CATS.index("mark"), CATS.index("user_annotation")).astype(np.int8), thread_of(thread),
-        np.full(len(rows), MISSING, np.int64), args,
-    )  # fmt: skip
+    domain, category = batch.ints("domainId")[rows], batch.ints("category")[rows]
+    domain[domain == MISSING] = 0
+    out.add("nvtx", columns, {"domain": domain, "category": category, "payload": number, "structure": structure})

@@ -54,13 +54,15 @@ def finder(library: NDArray[np.bool_], unclosed: NDArray[np.int64]) -> Callable[
 
     def find(events: Events) -> Steps:
         names = [named(text) for text in events.name.values]
-        family = np.array([n.family for n in names] + [-1], np.int64)[events.name.codes]
-        number = np.array([n.number for n in names] + [-1], np.int64)[events.name.codes]
-        usable = is_kind(events.kind, "range", "cpu_op") & ~events.on_device & ~library[events.order]
+        family = np.array([n.family for n in names] + [-1], np.int64)
+        number = np.array([n.number for n in names] + [-1], np.int64)
+        usable = np.flatnonzero(is_kind(events.kind, "range", "cpu_op") & ~events.on_device)
+        usable = usable[~library[events.order[usable]]]
         for wanted in range(len(_FAMILIES)):
-            rows = np.flatnonzero(usable & (family == wanted))
+            rows = usable[family[events.name.codes[usable]] == wanted]
             if len(rows):
-                return _steps(events, _apart(events, rows), number, unclosed)
+                rows = _apart(events, rows)
+                return _steps(events, rows, number[events.name.codes[rows]], unclosed)
         return Steps(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
 
     return find
@@ -80,9 +82,8 @@ def _apart(events: Events, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array(kept, np.int64)
 
 
-def _steps(events: Events, rows: NDArray[np.int64], number: NDArray[np.int64], unclosed: NDArray[np.int64]) -> Steps:
+def _steps(events: Events, rows: NDArray[np.int64], numbers: NDArray[np.int64], unclosed: NDArray[np.int64]) -> Steps:
     start, dur = events.ts[rows], events.dur[rows]
-    numbers = number[rows]
     if (numbers < 0).any() or len(np.unique(numbers)) < len(numbers):
         numbers = np.arange(len(rows))
     complete = ~np.isin(events.order[rows], unclosed)
