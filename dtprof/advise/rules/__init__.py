@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dtprof.advise.rules.buckets import BucketSize, Compression
 from dtprof.advise.rules.comm import Exposed, Waiting
+from dtprof.advise.rules.comm_bandwidth import Bandwidth
+from dtprof.advise.rules.comm_small import SmallMessages
 from dtprof.advise.rules.cores import NoCore
 from dtprof.advise.rules.ddp import Buckets, FindUnusedParameters
+from dtprof.advise.rules.ddp_sync import NoSync
 from dtprof.advise.rules.host import InputStall, LaunchBound
 from dtprof.advise.rules.straggler import ComputeRank, HostRank, LateEntry
 from dtprof.protocols import Rule
@@ -16,10 +19,13 @@ RULES: tuple[Rule, ...] = (
     LateEntry(),
     Waiting(),
     Exposed(),
+    Bandwidth(),
+    SmallMessages(),
     InputStall(),
     LaunchBound(),
     NoCore(),
     FindUnusedParameters(),
+    NoSync(),
     BucketSize(),
     Compression(),
     Buckets(),
