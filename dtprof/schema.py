@@ -188,6 +188,8 @@ TABLES: dict[str, TableSpec] = {
             _c("parameter", "str", "parameter name"),
             _c("bytes", "i64", "size", "bytes"),
             _c("ready", "i64", "gradient accumulated", "ns"),
+            _c("rows", "i64", "first dimension of the parameter; missing where not recorded"),
+            _c("columns", "i64", "elements per row"),
         )),
         TableSpec("steps", "part", "one step of one process", (
             _c("step", "i32", "step number"),

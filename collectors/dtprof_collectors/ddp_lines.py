@@ -9,7 +9,8 @@ class Config(msgspec.Struct, kw_only=True, tag_field="type", tag="config"):
     """One DistributedDataParallel as it was made.
 
     ``bucket_cap_mb`` is None where the argument was absent (then the first bucket is 1 MiB); ``comm_hook`` is the name of
-    the job's own hook; ``parameters`` are (name, bytes, dtype) in registration order.
+    the job's own hook; ``parameters`` are (name, bytes, dtype) in registration order, ``matrices`` their (rows, columns) as
+    PowerSGD sees them: the first dimension and the rest.
     """
 
     model: int
@@ -24,6 +25,7 @@ class Config(msgspec.Struct, kw_only=True, tag_field="type", tag="config"):
     ranks: list[int]
     backend: str
     parameters: list[tuple[str, int, str]]
+    matrices: list[tuple[int, int]] = []
 
 
 class Bucket(msgspec.Struct, kw_only=True):

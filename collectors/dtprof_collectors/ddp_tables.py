@@ -27,8 +27,9 @@ def ddp_tables(lines: Sequence[Line], operations: Sequence[Operation], bad: int)
         if not isinstance(line, Grads) or config is None:
             continue
         ready = last_ready(line, config)
+        shapes = {name: shape for (name, _, _), shape in zip(config.parameters, config.matrices, strict=False)}
         grads += [
-            {"step": line.step, "parameter": name, "bytes": size, "ready": ready[name]}
+            {"step": line.step, "parameter": name, "bytes": size, "ready": ready[name], **_matrix(shapes.get(name))}
             for name, size, _dtype in config.parameters
             if name in ready
         ]
@@ -40,6 +41,10 @@ def ddp_tables(lines: Sequence[Line], operations: Sequence[Operation], bad: int)
         lost = ("ddp.jsonl", "torn lines", bad, "those steps lack gradient times")
         tables["quality"] = quality_rows([lost])
     return tables
+
+
+def _matrix(shape: tuple[int, int] | None) -> dict[str, int]:
+    return {} if shape is None else {"rows": shape[0], "columns": shape[1]}
 
 
 def last_ready(line: Grads, config: Config) -> dict[str, int]:

@@ -15,6 +15,7 @@ from dtprof.analyse.covers import PartView
 from dtprof.catalogue.kernels import kernel_class
 from dtprof.edits import Edit
 from dtprof.intervals import Ints
+from dtprof.model.algorithm import by_algorithm
 from dtprof.model.gates import Gates, check
 from dtprof.model.graph.build import build
 from dtprof.model.graph.graph import EdgeKind, NodeKind, StepGraph
@@ -250,6 +251,7 @@ def _thinking(graph: StepGraph) -> NDArray[np.int64]:
 
 _EDITS: dict[str, Callable[[Run, StepGraph, Edit, bool, list[str]], StepGraph | str]] = {
     "net.bandwidth_scale": _bandwidth,
+    "comm.algorithm": by_algorithm,
     "ideal.communication": _no_communication,
     "ideal.loader": _no_input,
     "ideal.rank": _ideal_rank,

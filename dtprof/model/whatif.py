@@ -9,10 +9,13 @@ from typing import Any
 from dtprof.edits import Edit
 from dtprof.errors import InputError
 from dtprof.model.cost import CostTable, from_calibration
+from dtprof.model.cost.allowed import calibration_of
 from dtprof.model.ddp.accumulated import predict_accumulation
 from dtprof.model.ddp.as_run import simulated_run as ddp_run
 from dtprof.model.ddp.buckets import Caps
 from dtprof.model.ddp.observe import Seen, observe
+from dtprof.model.ddp.powersgd import KEY as POWERSGD
+from dtprof.model.ddp.powersgd import predict_powersgd
 from dtprof.model.ddp.predict import Change, DdpModel, cost_of_run
 from dtprof.model.fsdp.marks import has_fsdp
 from dtprof.model.fsdp.whatif import predict as predict_fsdp
@@ -31,11 +34,12 @@ _BUCKETS = {"ddp.bucket_cap_mb", "ddp.bucket_cap_mb_list", "ddp.first_bucket_mb"
 def what_if(run: Run, edits: Sequence[Edit], calibration: Path | None = None) -> Outcome:
     """The step of ``run`` under ``edits``.
 
-    ``calibration``: the run folder of ``dtprof job collectives`` on the same network; without it the run's own collectives
-    give the costs. InputError for edits that contradict each other.
+    ``calibration``: the run folder of ``dtprof job collectives`` on the same network; without it that file in the run's own
+    folder, else the run's own collectives give the costs. InputError for edits that contradict each other.
     """
     if not edits:
         raise InputError("no edit to predict", "give --set KEY=VALUE")
+    calibration = calibration or calibration_of(run)
     if _on_device(run):
         return predict_on_device(run, edits)
     if any(edit.key.startswith("pipeline.") for edit in edits):
@@ -60,12 +64,15 @@ def _of_ddp(run: Run, seen: Seen, edits: Sequence[Edit], calibration: Path | Non
     made = model_of(seen, calibration)
     if isinstance(made, str):
         return withheld(edits, (made,))
-    change, unknown = change_of(edits, made)
+    powersgd = any(edit.key == POWERSGD for edit in edits)
+    change, unknown = (Change(), ()) if powersgd else change_of(edits, made)
     if unknown:
         return withheld(edits, unknown, made.replay_error)
     if made.replay_error > MOST_REPLAY_ERROR:
         reason = f"the replay of the measured steps is {made.replay_error:.1%} off (limit {MOST_REPLAY_ERROR:.0%})"
         return withheld(edits, (reason,), made.replay_error)
+    if powersgd:
+        return predict_powersgd(run, seen, made, edits)
     found = made.predict(change)
     notes = [f"costs of communication from {made.cost.source}"]
     if all(r.backward is None for ranks in seen.steps.values() for r in ranks):

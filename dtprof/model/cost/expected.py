@@ -62,7 +62,7 @@ def expected(op: str, size: int, ranks: int, nodes: int, gpu: Gpu) -> Expectatio
     if op not in OPS:
         return f"what {op} should take is not modelled"
     factor = busbw_factor(op, ranks)
-    lines = _lines(gpu, ranks)
+    lines = lines_of(gpu, ranks)
     if factor is None or ranks < 2:
         return "one rank alone moves nothing"
     told = f"{gpu.name} ({gpu.source})"
@@ -75,7 +75,7 @@ def expected(op: str, size: int, ranks: int, nodes: int, gpu: Gpu) -> Expectatio
     return Expectation(min(t[0] for t in times), max(t[1] for t in times), f"{told} and {what}")
 
 
-def _lines(gpu: Gpu, ranks: int) -> tuple[float, ...]:
+def lines_of(gpu: Gpu, ranks: int) -> tuple[float, ...]:
     """GB/s per direction of a GPU's links to its peers: the least and the most, where the group does not say."""
     pcie = PCIE_X16_GB_S[gpu.pcie]
     if gpu.fast is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ MODEL = "passes of DDP"
 _SIGMAS = 1.96
 # the most that filling buckets and handing them over was seen to cost beside emptying them, as a multiple of that
 _FILLING = 2.0
+_found: WeakKeyDictionary[Run, dict[int, list[StepPasses]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,21 @@ class _Rank:
 
 
 def predict_accumulation(run: Run, edits: Sequence[Edit]) -> Outcome | None:
-    """The step with another number of passes per reduction; None where a step has one pass, or no edit is about them."""
+    """The step with another number of passes per reduction; None where that is left to the model of one pass.
+
+    Where all passes reduce, whatever else is asked for is withheld: only the last reduction has times of its own.
+    """
     wanted = next((int(e.value) for e in edits if e.key == KEY), None)  # type: ignore[arg-type]
-    steps = by_step(passes_of(run))
+    if run not in _found:
+        _found[run] = by_step(passes_of(run))
+    steps = _found[run]
     count = {len(mine[0].passes) for mine in steps.values()}
-    if wanted is None or not count or count == {1}:
+    if not count or count == {1}:
         return None
+    if wanted is None:
+        several = any(sum(m.reducing) > 1 for mine in steps.values() for m in mine)
+        reason = f"several passes of a step reduce: predict {KEY} first, and the rest on a run that reduces once per step"
+        return withheld(edits, (reason,), model=MODEL) if several else None
     if len(count) > 1:
         return withheld(edits, (f"steps differ in their passes: {', '.join(map(str, sorted(count)))}",), model=MODEL)
     if len(edits) > 1:
