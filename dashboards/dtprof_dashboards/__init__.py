@@ -1,1 +1,1 @@
-"""Web pages over a run."""
+"""The web page: what ``dtprof dashboard`` serves. Streamlit is imported only when a page is drawn."""

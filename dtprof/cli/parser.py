@@ -37,7 +37,10 @@ BUILT_IN = {
     "plugins": ("dtprof.cli.plugins:PluginsCommand", "what is installed, from where, and what is broken"),
 }
 # what contributed verbs of this distribution do; others are listed with their package
-SUMMARIES = {"job": "a reference training job under torchrun, measured"}
+SUMMARIES = {
+    "job": "a reference training job under torchrun, measured",
+    "dashboard": "the web page of a run, or of a folder of runs, on loopback",
+}
 
 
 class UsageError(Exception):

@@ -92,7 +92,7 @@ def test_bars_sum_to_their_steps_on_one_scale():
     for mark in root.iter("rect"):
         who = mark.find("title").text.partition(" · ")[0]
         rights[who] = max(rights.get(who, 0), float(mark.get("x")) + float(mark.get("width")))
-    scale = (budget_charts.RIGHT - 64) / max(r.total for r in rows)
+    scale = (axes.WIDTH - budget_charts.BESIDE - 64) / max(r.total for r in rows)
     for row in rows:
         assert rights[row.label] == pytest.approx(64 + row.total * scale, abs=1.1)
 

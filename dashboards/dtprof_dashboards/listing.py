@@ -1,0 +1,92 @@
+"""Which runs lie where the dashboard was pointed at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof.ingest import readers
+from dtprof.ingest.recorded import RecordedReader
+from dtprof.plugins import attempt
+
+# folders are looked into this deep, and at most this many entries are looked at
+DEEP, MOST = 2, 2000
+HERE = "."
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run: ``name`` is its path below the root (``.`` is the root itself); ``changed_ns`` when it last changed."""
+
+    name: str
+    path: Path
+    changed_ns: int
+    recorded: bool
+
+
+def is_run(path: Path) -> bool:
+    """Does any reader know what lies there? A reader of a plugin that breaks knows nothing."""
+    return any(attempt(lambda reader=reader: reader.sniff(path))[0] for reader in readers())
+
+
+def entries(root: Path) -> list[Entry]:
+    """The runs at and below ``root``, newest first; the root alone where it is a run."""
+    if is_run(root):
+        return [_entry(HERE, root)]
+    found = [_entry(str(path.relative_to(root)), path) for path in _below(root)]
+    return sorted(found, key=lambda e: (-e.changed_ns, e.name))
+
+
+def _entry(name: str, path: Path) -> Entry:
+    return Entry(name, path, max((stamp for _, stamp, _ in watermark(path)), default=0), RecordedReader().sniff(path))
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """Runs below a folder, nearest first; a run is not looked into."""
+    level, seen = [root], 0
+    for _ in range(DEEP):
+        following: list[Path] = []
+        for folder in level:
+            for path in _children(folder):
+                seen += 1
+                if seen > MOST:
+                    return
+                if is_run(path):
+                    yield path
+                elif path.is_dir() and not path.is_symlink():
+                    following.append(path)
+        level = following
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    except OSError:
+        return []
+
+
+def watermark(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """(name, modification time ns, bytes) of a file, or of the files in a folder and its part folders; () where it is gone."""
+    found: list[tuple[str, int, int]] = []
+    for name in (HERE, *_files(path)):
+        try:
+            stat = os.stat(path / name)
+        except OSError:
+            continue
+        found.append((name, stat.st_mtime_ns, 0 if name == HERE and path.is_dir() else stat.st_size))
+    return tuple(found)
+
+
+def _files(path: Path) -> list[str]:
+    """Files of a run by name; derived tables are left out."""
+    if not path.is_dir():
+        return []
+    names: list[str] = []
+    for child in _children(path)[:MOST]:
+        if child.name.startswith("part") and child.is_dir():
+            names += [str(p.relative_to(path)) for p in _children(child)[:MOST] if p.is_file()]
+        elif child.is_file():
+            names.append(child.name)
+    return names

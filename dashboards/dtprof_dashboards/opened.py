@@ -1,0 +1,78 @@
+"""A run that is open: its facts, those of ``dtprof report``, and what pages ask beyond them; kept while unchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from dtprof.analyse import study_of
+from dtprof.edits import parse_edits
+from dtprof.ingest import open_run
+from dtprof.model.outcome import Outcome
+from dtprof.model.pipeline.observe import SeenPipeline, observe
+from dtprof.model.whatif import what_if
+from dtprof.protocols import Lens
+from dtprof.report.budget import BudgetRow, budget
+from dtprof.report.facts import Facts, gather
+from dtprof.run import Run
+
+# runs that are kept open; each may take hundreds of MB
+KEPT = 4
+Watermark = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One run with everything that was found out about it."""
+
+    study: Lens
+    facts: Facts
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.facts.run
+
+    @cached_property
+    def rows(self) -> list[BudgetRow]:
+        """The budget: one row per process that has steps."""
+        return budget(self.facts)
+
+    @cached_property
+    def pipeline(self) -> SeenPipeline | str:
+        """The pipeline steps, or why there are none."""
+        return observe(self.run)
+
+    @cached_property
+    def experts(self) -> list[tuple[int, str, int, float]]:
+        """(step, layer, expert, tokens) of all processes, summed over them; empty where nothing was recorded."""
+        sums: dict[tuple[int, str, int], float] = {}
+        for part in self.run.parts:
+            table = self.run.table("metrics", part.ordinal)
+            rows = table.take(table.is_("metric", "moe_tokens") & table.known("expert"))
+            columns = (rows["step"].tolist(), rows.text("layer"), rows["expert"].tolist(), rows["value"].tolist())
+            for step, layer, expert, value in zip(*columns, strict=True):
+                key = (step, layer or "", expert)
+                sums[key] = sums.get(key, 0.0) + value
+        return [(*key, value) for key, value in sorted(sums.items())]
+
+    def result(self, name: str) -> Any:
+        """The result of an analysis."""
+        return self.study.result(name)
+
+
+@st.cache_resource(max_entries=KEPT, show_spinner="Reading the run …")
+def opened(path: Path, stamp: Watermark) -> Opened:
+    """The run at ``path`` as it was at that watermark. Raises DtprofError where it cannot be opened."""
+    study = study_of(open_run(path))
+    return Opened(study, gather(study))
+
+
+@st.cache_resource(max_entries=200, show_spinner="Predicting …")
+def predicted(path: Path, stamp: Watermark, edits: tuple[str, ...], _run: Run) -> Outcome:
+    """What these edits, as ``KEY=VALUE``, would make of the run. Raises InputError where they contradict each other."""
+    return what_if(_run, parse_edits(edits))
