@@ -52,12 +52,14 @@ class Hooks:
     """What another source of the same columns knows otherwise.
 
     ``steps`` finds the host steps; ``members`` gives the operations behind communication events (by event row) as the
-    communication library itself reports them; ``lanes`` where the spans lie.
+    communication library itself reports them; ``lanes`` where the spans lie;
+    ``backward`` which operators have which backward functions.
     """
 
     steps: Callable[[Events], marks.Steps] = kineto_steps
     members: Callable[[Events], dict[int, list[Member]]] = no_members
     lanes: Callable[[RawTrace, spans.Codes], spans.Lanes] = spans.lanes
+    backward: Callable[[Events], tuple[Ints, Ints]] = details.flow_pairs
 
 
 def build_part(raw: RawTrace, source: str, hooks: Hooks = Hooks()) -> PartData:
@@ -100,7 +102,7 @@ def build_part(raw: RawTrace, source: str, hooks: Hooks = Hooks()) -> PartData:
         "events": table,
         "lanes": _lanes(events, host, found),
         "kernel_args": details.kernel_args(events),
-        "deps": details.dependencies(events),
+        "deps": details.dependencies(events, hooks.backward(events)),
         "comm": comm,
         "groups": groups,
         "steps": found.table(),

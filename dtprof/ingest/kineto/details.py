@@ -38,9 +38,9 @@ def kernel_args(events: Events) -> Table:
     return Table.of("kernel_args", **out)
 
 
-def dependencies(events: Events) -> Table:
-    """Forward-to-backward flows, and waits of one stream for an event recorded on another."""
-    flows, waits, lanes = _flow_pairs(events), *_stream_waits(events)
+def dependencies(events: Events, flows: tuple[Ints, Ints]) -> Table:
+    """Forward-to-backward ``flows`` (from, to), and waits of one stream for an event recorded on another."""
+    waits, lanes = _stream_waits(events)
     if len(flows[0]) + len(waits[0]) == 0:
         return Table.empty("deps")
     codes = [DEP_KINDS.index("forward_backward")] * len(flows[0]) + [DEP_KINDS.index("stream_wait")] * len(waits[0])
@@ -53,7 +53,7 @@ def dependencies(events: Events) -> Table:
     )
 
 
-def _flow_pairs(events: Events) -> tuple[Ints, Ints]:
+def flow_pairs(events: Events) -> tuple[Ints, Ints]:
     """Operators joined by forward-to-backward flows: those that start exactly at the flow's points on its threads."""
     raw = events.raw
     codes = [i for i, c in enumerate(raw.flow_cat.values) if c == "fwdbwd"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from dtprof.ingest.kineto.build import Hooks, PartData, build_part
 from dtprof.ingest.kineto.spans import is_kind
-from dtprof.ingest.nsys import nccl, samples, steps
+from dtprof.ingest.nsys import backward, nccl, samples, steps
 from dtprof.ingest.nsys.ranks import Claims
 from dtprof.ingest.nsys.session import LEAST_UNIX_NS, Session, session_of
 from dtprof.ingest.nsys.source import Source
@@ -75,6 +75,7 @@ def _built(process: Process, session: Session, name: str, count: int, about: tup
         steps=steps.finder(process.library, process.unclosed),
         members=nccl.members(process.payloads, known),
         lanes=lambda raw, kind: process.lanes,
+        backward=backward.links,
     )
     data = build_part(process.raw, name, hooks)
     part, key = data.part, process.key

@@ -26,7 +26,7 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _MOST_IDS = 2**26
 _HOST = -1
 # rows of one block of columns
-BLOCK = 2**20
+BLOCK = 2**22
 
 
 def process_of(ids: Ints) -> Ints:
