@@ -95,9 +95,9 @@ def _judge(
     took = np.array([o.transfer_ns or 0 for o in mine], float)
     moved = float(sum(o.bytes or 0 for o in mine)) * (busbw_factor(first.op, first.n or 0) or 1.0)
     low, high = ranges.sum(axis=0).tolist()
-    steps = len({o.step for o in mine})
+    steps, spent = len({o.step for o in mine}), float(took.sum())
     return Reached(
-        *key, tuple(mine), (low + high) / 2 / took.sum(), high / took.sum(), moved / took.sum(), (moved / high, moved / low),
+        *key, tuple(mine), (low + high) / 2 / spent, high / spent, moved / spent, (moved / high, moved / low),
         float(np.maximum(took - ranges[:, 1], 0).sum()) / steps, may.source,
     )  # fmt: skip
 
@@ -128,17 +128,19 @@ def _best_peer(key: tuple[str, str], peers: dict[tuple[str, str], tuple[float, f
 
 
 def _alone(operations: Sequence[Operation]) -> list[bool]:
-    """For each operation: does no other one overlap more than a small part of it?"""
+    """For each operation: does no other one of its ranks overlap more than a small part of it?"""
     order = sorted(range(len(operations)), key=lambda i: operations[i].first_start_ns)
-    out = [True] * len(operations)
-    before = -(1 << 62)
-    for place, i in enumerate(order):
+    beside = [0] * len(operations)
+    newest: dict[int, int] = {}
+    for i in order:
         o = operations[i]
-        after = operations[order[place + 1]].first_start_ns if place + 1 < len(order) else o.end_ns
-        beside = max(min(before, o.end_ns) - o.first_start_ns, o.end_ns - after)
-        out[i] = beside <= _BESIDE * max(o.end_ns - o.first_start_ns, 1)
-        before = max(before, o.end_ns)
-    return out
+        for rank in o.dur_ns:
+            if (j := newest.get(rank)) is not None:
+                shared = min(operations[j].end_ns, o.end_ns) - o.first_start_ns
+                beside[i], beside[j] = max(beside[i], shared), max(beside[j], shared)
+            if j is None or o.end_ns >= operations[j].end_ns:
+                newest[rank] = i
+    return [b <= _BESIDE * max(o.end_ns - o.first_start_ns, 1) for b, o in zip(beside, operations, strict=True)]
 
 
 class Bandwidth:
@@ -152,11 +154,11 @@ class Bandwidth:
         whole = step_ns(accounting)
         limit = SLOW if accounting.on_device else SLOW_ON_HOSTS
         moving = per_rank(accounting, "comm_transfer_ns")
-        exposed = float(np.mean(list(moving.values()))) if moving else 0.0
         for found in reached(study).values():
             if isinstance(found, str) or found.sure >= limit:
                 continue
-            cost = min(found.excess_ns, exposed)
+            exposed = [moving.get(rank, 0.0) for rank in found.operations[0].dur_ns]
+            cost = min(found.excess_ns, float(np.mean(exposed)))
             if cost >= _LEAST_SHARE * whole:
                 yield self._finding(study, found, cost, whole)
 
@@ -164,6 +166,8 @@ class Bandwidth:
         faster = round(1 / found.share, 2)
         predicted = outcome(study.run, [Edit("net.bandwidth_scale", faster)])
         saving = predicted.saving() if predicted is not None else None
+        if saving is not None and saving.seconds_per_step <= 0:
+            saving = None
         told = in_words(predicted) if predicted is not None and saving is not None else ""
         nccl = study.result("comm").backend == "nccl"
         where = "topology (nvidia-smi topo -m), NCCL's transport (NCCL_DEBUG=INFO)" if nccl else "the interface in use"
