@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dtprof  # noqa: E402
+from dtprof.advise.rules.ddp_sync import NoSync  # noqa: E402
+from dtprof.analyse import study_of  # noqa: E402
 from dtprof.errors import InputError  # noqa: E402
 from dtprof.ranges import parse_range  # noqa: E402
 from dtprof_sample_jobs import ddp  # noqa: E402
@@ -122,6 +124,9 @@ def check_late_collective(runs):
 def check_no_sync(runs, name):
     once, _ = operations(runs["healthy"], "all_reduce")
     assert operations(runs[name], "all_reduce")[0] == 3 * once
+    told = list(NoSync().find(study_of(runs[name])))
+    assert [f.edit for f in told] == [{"ddp.accumulation": 3}]
+    assert not list(NoSync().find(study_of(runs["healthy"])))
 
 
 def test_a_slow_rank_is_slow_in_forward_by_what_was_asked(quick):
@@ -217,6 +222,7 @@ def test_find_unused_costs_one_more_all_reduce_of_a_number_per_parameter(every):
 def test_without_no_sync_every_micro_batch_is_reduced(every, name):
     check_no_sync(every, name)
     assert operations(every["accumulated"], "all_reduce") == operations(every["healthy"], "all_reduce")
+    assert not list(NoSync().find(study_of(every["accumulated"])))
 
 
 @pytest.mark.parametrize(

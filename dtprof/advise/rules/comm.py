@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of
+from dtprof.advise.rules.comm_bandwidth import reached
 from dtprof.analyse.lateness import LatenessResult
 from dtprof.analyse.results import AccountingResult, CommResult, Operation, settled
 from dtprof.analyse.stragglers import StragglerResult
@@ -134,6 +135,7 @@ class Exposed:
             f"communication{' (waiting included where it cannot be told)' if bound else ''};"
                      f" {time(hidden)} more is hidden behind computing."),
             *_largest(worst),
+            *_links(study, worst),
         ]  # fmt: skip
         op = worst[0].op.replace("_", "-") if worst else "communication"
         missing = _missing_peers(study)
@@ -196,6 +198,15 @@ def _worst(comm: CommResult) -> list[Operation]:
     return sorted(
         (o for o in comm.operations if o.transfer_upper_ns), key=lambda o: -(o.transfer_ns or o.transfer_upper_ns or 0)
     )
+
+
+def _links(study: Lens, worst: list[Operation]) -> list[Evidence]:
+    """What the group of the longest operation reaches of what its links allow, or why that is not known."""
+    found = reached(study).get((worst[0].op, worst[0].group)) if worst else None
+    if found is None:
+        return []
+    told = f"What the links of its group allow is not known: {found}" if isinstance(found, str) else found.sentence
+    return [Evidence(f"{told[0].upper()}{told[1:]}.")]
 
 
 def _largest(worst: list[Operation]) -> list[Evidence]:
