@@ -14,8 +14,8 @@ from dtprof.schema import MISSING32
 Rows: TypeAlias = NDArray[np.int32]
 
 
-def time_order(ts: Ints, dur: Ints) -> Ints:
-    """Ascending start; of equal starts the longer one first, so that a parent precedes its children."""
+def time_order(ts: Ints, dur: Ints) -> tuple[Ints, Ints]:
+    """Rows in ascending start, of equal starts the longer one first, so that a parent precedes its children; and the starts."""
     order = np.argsort(ts, kind="stable")
     start = ts[order]
     tied = np.flatnonzero(start[1:] == start[:-1])
@@ -24,7 +24,7 @@ def time_order(ts: Ints, dur: Ints) -> Ints:
         member[tied], member[tied + 1] = True, True
         rows = np.flatnonzero(member)
         order[rows] = order[rows][np.lexsort((-dur[order[rows]], start[rows]))]
-    return order
+    return order, start
 
 
 def parents(lane: Rows, ts: Ints, dur: Ints, rows: Rows) -> Rows:
@@ -34,9 +34,11 @@ def parents(lane: Rows, ts: Ints, dur: Ints, rows: Rows) -> Rows:
     Spans that merely overlap are not parents of each other.
     """
     parent = np.full(len(ts), MISSING32, np.int32)
-    by_lane = rows[np.argsort(lane[rows], kind="stable")]
-    borders = np.flatnonzero(np.diff(lane[by_lane])) + 1
-    for group in np.split(by_lane, borders):
+    lanes = lane[rows]
+    if (lanes[1:] != lanes[:-1]).any():
+        by_lane = np.argsort(lanes, kind="stable")
+        rows, lanes = rows[by_lane], lanes[by_lane]
+    for group in np.split(rows, np.flatnonzero(lanes[1:] != lanes[:-1]) + 1):
         if len(group) > 1:
             _nest(group, ts, dur, parent)
     return parent
@@ -46,7 +48,8 @@ def _nest(group: Rows, ts: Ints, dur: Ints, parent: Rows) -> None:
     start = ts[group]
     if np.any(start[1:] == start[:-1]):
         group = group[np.lexsort((-dur[group], start))]
-    end = start + np.maximum(dur[group], 1)
+    end = np.maximum(dur[group], 1)
+    end += start
     holds = np.append(end[:-1] > start[1:], False)
     holders = np.flatnonzero(holds)
     if not len(holders):

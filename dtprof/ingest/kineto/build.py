@@ -114,17 +114,17 @@ def build_part(raw: RawTrace, source: str, hooks: Hooks = Hooks()) -> PartData:
     return PartData(identity(raw, source, events), tables)
 
 
-def _possible(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, source: str, quality: Quality) -> Ints:
+def _possible(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, source: str, quality: Quality) -> NDArray[Any]:
     """Span rows in time order without the impossible ones, which are named in ``quality``."""
     # MISSING is the least number of all
     good = (raw.ts != MISSING) & (raw.dur >= 0)
     lost = len(good) - int(np.count_nonzero(good))
     if lost:
         quality.append((source, "spans without a usable start or duration", lost, "left out"))
-    rows = np.flatnonzero(good) if lost else np.arange(len(good))
+    rows = np.flatnonzero(good) if lost else np.arange(len(good), dtype=np.int32)
     ts, dur = (raw.ts[rows], raw.dur[rows]) if lost else (raw.ts, raw.dur)
     ordered = bool(np.all(ts[1:] >= ts[:-1])) if len(ts) else True
-    order = rows if ordered else rows[time_order(ts, dur)]
+    order = rows if ordered else rows[time_order(ts, dur)[0]]
     bad = _overrunning(raw, kind, lane, order)
     for row in bad:
         name = raw.name.values[raw.name.codes[row]]
@@ -139,13 +139,18 @@ def _possible(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, source: str, qu
     return order if not bad else order[~np.isin(order, bad)]
 
 
-def _overrunning(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, order: Ints) -> list[int]:
+def _overrunning(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, order: NDArray[Any]) -> list[int]:
     """Device spans that swallow their successors on a stream which is serial but for them."""
     rows = order[is_kind(kind, *DEVICE_KINDS)[order]]
-    rows = rows[np.argsort(lane[rows], kind="stable")]
+    lanes = lane[rows]
+    if (lanes[1:] != lanes[:-1]).any():
+        by_lane = np.argsort(lanes, kind="stable")
+        rows, lanes = rows[by_lane], lanes[by_lane]
     bad: list[int] = []
-    for mine in np.split(rows, np.flatnonzero(np.diff(lane[rows])) + 1):
-        start, end = raw.ts[mine], raw.ts[mine] + raw.dur[mine]
+    for mine in np.split(rows, np.flatnonzero(lanes[1:] != lanes[:-1]) + 1):
+        start = raw.ts[mine]
+        end = raw.dur[mine]
+        end += start
         # spans that begin after one and before its end, beyond those that it must swallow to be suspect
         suspects = np.flatnonzero(start[_SWALLOWED:] < end[:-_SWALLOWED])
         if len(suspects) == 0 or len(suspects) > max(1, len(mine) // 100):
@@ -157,7 +162,7 @@ def _overrunning(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, order: Ints)
     return bad
 
 
-def _events(raw: RawTrace, kind: NDArray[np.int8], lanes: spans.Lanes, order: Ints) -> Events:
+def _events(raw: RawTrace, kind: NDArray[np.int8], lanes: spans.Lanes, order: NDArray[Any]) -> Events:
     every = len(order) == len(raw.ts) and bool(np.all(order[1:] > order[:-1]))
 
     def ordered(column: Any) -> Any:
@@ -218,11 +223,12 @@ def _device_columns(events: Events) -> dict[str, Any]:
         codes = np.full(count, -1, np.int32)
         codes[copies] = lut[events.name.codes[copies]]
         out["copy_kind"] = Strings(codes, known)
-    kernels = np.flatnonzero(events.device)
-    node = events.argument("graph node id", kernels)
-    if node is not None and np.any(node > 0):
-        out["graph_node"] = np.full(count, MISSING, np.int64)
-        out["graph_node"][kernels] = np.where(node > 0, node, MISSING)
+    if "graph node id" in events.raw.args:
+        kernels = np.flatnonzero(events.device)
+        node = events.argument("graph node id", kernels)
+        if node is not None and np.any(node > 0):
+            out["graph_node"] = np.full(count, MISSING, np.int64)
+            out["graph_node"][kernels] = np.where(node > 0, node, MISSING)
     return out
 
 

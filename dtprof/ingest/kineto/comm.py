@@ -26,6 +26,7 @@ from dtprof.table import Strings, Table
 _RECORD = "record_param_comms"
 _RANGE = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl):")
 _OPERATOR = re.compile(r"^(?:c10d|symm_mem|_c10d_functional|_C_custom_ar|deep_ep)::")
+_MESSAGE = re.compile(r"^c10d::(?:send|recv_)$")
 _COALESCED = re.compile(r"^\w+:coalesced$")
 
 
@@ -196,7 +197,8 @@ class CommBuilder:
         """All operations behind one communication event."""
         own = from_arguments(self.args, int(self.order[event]), self.pg_ranks)
         if self.host[event]:
-            return [own or replace(from_record(self.args, int(self.order[event]), self.name_of(event)), record=event)]
+            named = replace(from_record(self.args, int(self.order[event]), self.name_of(event)), record=event)
+            return [own or (replace(named, peer=self._peer(event)) if named.op in ("send", "recv") else named)]
         launch = int(self.launch[event])
         found = self._records(launch) if launch >= 0 else []
         if event in self.told:
@@ -210,6 +212,16 @@ class CommBuilder:
         if not found:
             return [Member(op=by_name)]
         return [replace(m, op=by_name) if m.op == "unknown" else m for m in found]
+
+    def _peer(self, event: int) -> int | None:
+        """The rank in its group that a host's send or receive names: in the arguments of the call that it begins inside of."""
+        call = event - 1
+        if call < 0 or self.lane[call] != self.lane[event] or not _MESSAGE.match(self.name_of(call)):
+            return None
+        try:
+            return int(json.loads(self.args.get(int(self.order[call]), "Concrete Inputs") or "")[2])
+        except (ValueError, IndexError, TypeError):
+            return None
 
     def _records(self, launch: int) -> list[Member]:
         named: Member | None = None

@@ -24,7 +24,7 @@ class Events:
     """The spans in event order (ascending ts) with what is concluded about each; ``every``: it is all, as the file has them."""
 
     raw: RawTrace
-    order: Ints
+    order: NDArray[Any]
     every: bool
     kind: NDArray[np.int8]
     ts: Ints

@@ -60,7 +60,9 @@ def activities(source: Source, out: Gathering) -> None:
         ("CUPTI_ACTIVITY_KIND_OVERHEAD", _LOST, _overhead),
     )
     for table, kinds, convert in readers:
-        for batch in read(source, table, **kinds):
+        # never missing, where there is one: then the other is not read
+        unread = "shortName" if "demangledName" in source.tables.get(table, ()) else ""
+        for batch in read(source, table, **{name: kind for name, kind in kinds.items() if name != unread}):
             convert(batch, out)
     _place_syncs(out)
 
@@ -90,9 +92,7 @@ def _add(batch: Batch, out: Gathering, kind: str, cat: Array, name: Ints, place:
 
 
 def _kernels(batch: Batch, out: Gathering) -> None:
-    name = batch.ints("demangledName")
-    if (name == MISSING).any():
-        name = np.where(name == MISSING, batch.ints("shortName"), name)
+    name = batch.ints("demangledName" if batch.has("demangledName") else "shortName")
     args = {
         "grid": pack(batch.ints("gridX"), batch.ints("gridY"), batch.ints("gridZ")),
         "block": pack(batch.ints("blockX"), batch.ints("blockY"), batch.ints("blockZ")),

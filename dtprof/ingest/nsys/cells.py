@@ -16,6 +16,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Ints: TypeAlias = NDArray[np.int64]
 Where: TypeAlias = tuple[int, int]  # serial type, place in the record
 
+NOTHING: dict[str, Any] = {"int": np.int64(MISSING), "float": np.float64("nan")}
 # bytes of the serial types 0 to 9 of an integer, a float or a constant
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
 _FLOAT, _ZERO, _ONE = 7, 8, 9
@@ -29,9 +30,12 @@ _READ = (
 
 def empty(kind: Kind, count: int) -> Any:
     """A column without values."""
-    if kind == "int":
-        return np.full(count, MISSING, np.int64)
-    return np.full(count, np.nan) if kind == "float" else [None] * count
+    return np.full(count, NOTHING[kind]) if kind in NOTHING else [None] * count
+
+
+def unset(kind: Kind, count: int) -> Any:
+    """A column of which every value will be set: of texts and blobs, one without values."""
+    return np.empty(count, NOTHING[kind].dtype) if kind in NOTHING else [None] * count
 
 
 def big16(buffer: Bytes, at: Ints) -> Ints:
@@ -90,7 +94,11 @@ def decode(
         layout = _layout(buffer[first : first + int(header[group][0])].tobytes())
         places = {name: layout[index] for name, index in wanted.items() if index < len(layout) and layout[index][0]}
         numbers = {name: where for name, where in places.items() if where[0] < 10}
-        _take_numbers(buffer, begin, into, numbers, kinds, out)
+        if not _take_numbers(buffer, begin, into, numbers, kinds, out):
+            numbers = {}
+        for name in wanted.keys() - numbers.keys():
+            if kinds[name] in ("int", "float"):
+                out[name][into] = NOTHING[kinds[name]]
         for name, (serial, place) in places.items():
             size = _size(serial)
             # a torn record may point past its page, or state a size that no record here can have
@@ -154,11 +162,14 @@ def _size(kind: int) -> int:
 
 def _take_numbers(
     buffer: Bytes, at: Ints, rows: Ints, places: Mapping[str, Where], kinds: Mapping[str, Kind], out: dict[str, Any]
-) -> None:
-    """Numbers of records that have them at the same places: the records are put one below the other, and read by column."""
+) -> bool:
+    """Numbers of records that have them at the same places: the records are put one below the other, and read by column.
+
+    False where the buffer cannot hold such records.
+    """
     length = max((place + _SIZES[serial] for serial, place in places.values()), default=0)
     if not _fits(length, len(at), buffer):
-        return
+        return False
     if length:
         at = np.minimum(at, len(buffer) - length)
         records = np.ndarray((len(buffer) - length + 1,), f"V{length}", buffer, 0, (1,))[at]
@@ -171,6 +182,7 @@ def _take_numbers(
         elif kinds[name] == "text":
             for row, value in zip(rows.tolist(), np.broadcast_to(values, len(rows)).tolist(), strict=True):
                 out[name][row] = str(value)
+    return True
 
 
 def _numbers(records: NDArray[np.void], serial: int, place: int) -> NDArray[Any]:

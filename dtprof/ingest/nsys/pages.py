@@ -86,7 +86,9 @@ class PageFile:
             buffer = self._read(numbers)
             ids = table.key in wanted and kinds[str(table.key)] == "int"
             starts, sizes, rowids = self._cells(buffer, len(numbers), 100 if table.root == 1 and 1 in numbers else 0, ids)
-            out = {name: cells.empty(kinds[name], len(starts)) for name in wanted}
+            # records that go on elsewhere may be lost
+            column = cells.unset if self._fits(sizes).all() else cells.empty
+            out = {name: column(kinds[name], len(starts)) for name in wanted}
             for part, rows, at in self._payloads(buffer, starts, sizes):
                 cells.decode(part, at, rows, wanted, kinds, out, self.encoding)
             if ids:
@@ -160,7 +162,7 @@ class PageFile:
 
     def _payloads(self, buffer: Bytes, starts: Ints, sizes: Ints) -> Iterator[tuple[Bytes, Ints, Ints]]:
         """(buffer, rows, where the record of each begins): those that lie in their page, then those that go on elsewhere."""
-        fits = sizes <= self.usable - 35
+        fits = self._fits(sizes)
         rows = np.flatnonzero(fits)
         yield buffer, rows, starts[rows]
         longer = np.flatnonzero(~fits)
@@ -171,6 +173,10 @@ class PageFile:
             joined = np.frombuffer(b"\0" * 8 + b"".join(whole) + b"\0" * 8, np.uint8)
             begin = np.concatenate(([0], np.cumsum([len(t) for t in whole])[:-1])).astype(np.int64) + 8 if whole else starts[:0]
             yield joined, longer[kept], begin
+
+    def _fits(self, sizes: Ints) -> NDArray[np.bool_]:
+        """Which records lie in their page alone."""
+        return np.asarray(sizes <= self.usable - 35)
 
     def _whole(self, buffer: Bytes, start: int, size: int) -> bytes | None:
         """A record that goes on in overflow pages; None where its chain breaks off."""

@@ -63,14 +63,15 @@ class Names:
 
     def of_ids(self, ids: Ints) -> Ints:
         """Numbers of string ids, which are noted as used."""
-        known = np.where(ids >= 0, ids, -1)
+        every = int(ids.min(initial=0)) >= 0
+        known = ids if every else np.where(ids >= 0, ids, -1)
         top = int(known.max(initial=-1))
         if top >= _MOST_IDS:
             self._used.update(np.unique(known[known >= 0]).tolist())
         elif top >= 0:
             if top >= len(self._seen):
                 self._seen = np.concatenate((self._seen, np.zeros(top + 1 - len(self._seen), bool)))
-            self._seen[known[known >= 0]] = True
+            self._seen[known if every else known[known >= 0]] = True
         return known
 
     def resolve(self, source: Source) -> tuple[Ints, list[str]]:
@@ -133,8 +134,9 @@ class Places:
 class Spans:
     """Spans of one process from a table of this ``kind`` (a code's name in CATS, or ``nvtx``).
 
-    ``columns``: start, end (MISSING where not recorded), name (numbers of ``Names``), cat (codes of CATS), place (numbers
-    of ``Places``), correlation. ``args`` are integers with MISSING. Only the first ``count`` rows are used.
+    ``columns``: start, dur (MISSING where not recorded), name (numbers of ``Names``), cat (codes of CATS), place (numbers
+    of ``Places``), correlation. ``args`` are integers with MISSING. All are kept in 32 bits where they fit. Only the first
+    ``count`` rows are used.
     """
 
     kind: str
@@ -173,13 +175,14 @@ class Gathering:
     last_ns: int = 0
 
     def add(self, kind: str, columns: dict[str, Array], args: dict[str, Array]) -> None:
-        """Add rows; arguments without any value are left out, ``name`` is kept as narrow as it can be."""
-        if not len(columns["start"]):
+        """Add rows, with ``end`` in place of a duration; arguments without any value are left out."""
+        start, end = columns["start"], columns.pop("end")
+        if not len(start):
             return
-        self.last_ns = max(self.last_ns, int(columns["start"].max()), int(columns["end"].max()))
-        if int(columns["name"].max()) < 2**31:
-            columns["name"] = columns["name"].astype(np.int32)
-        args = {key: values for key, values in args.items() if (values != MISSING).any()}
+        self.last_ns = max(self.last_ns, int(start.max()), int(end.max()))
+        columns["dur"] = np.where((start == MISSING) | (end == MISSING), MISSING, end - start)
+        columns = {key: values if key == "start" else _narrow(values) for key, values in columns.items()}
+        args = {key: _narrow(values) for key, values in args.items() if values.max() != MISSING}
         process = np.array([p.process for p in self.places.known], np.int64)[columns["place"]]
         if (process == process[0]).all():
             self._add(int(process[0]), kind, columns, args)
@@ -206,6 +209,11 @@ class Gathering:
             yield from ((process, piece) for piece in pieces if piece.kind in kinds)
 
 
+def _narrow(values: Array) -> Array:
+    fits = values.itemsize > 4 and int(values.min()) >= -(2**31) and int(values.max()) < 2**31
+    return values.astype(np.int32) if fits else values
+
+
 def where(spans: Spans, mask: NDArray[np.bool_]) -> Spans:
     """The spans for which ``mask`` is true; the same object where that is all of them."""
     if mask.all():
@@ -214,9 +222,8 @@ def where(spans: Spans, mask: NDArray[np.bool_]) -> Spans:
     return Spans(spans.kind, int(mask.sum()), columns, args)
 
 
-def taken(pieces: list[Spans], column: str, row: NDArray[np.int32] | None = None) -> Array:
+def taken(pieces: list[Spans], column: str, kind: Any, row: NDArray[np.int32] | None = None) -> Array:
     """One column of all pieces, each value at its ``row`` (default: one piece after the other); they let go of it."""
-    kind = np.result_type(*(piece.columns[column] for piece in pieces)) if pieces else np.int64
     out = np.empty(sum(map(len, pieces)), kind)
     at = 0
     for piece in pieces:
@@ -229,4 +236,4 @@ def taken(pieces: list[Spans], column: str, row: NDArray[np.int32] | None = None
 def argument(pieces: list[Spans], name: str) -> Ints:
     """An argument of all pieces, MISSING where a piece has none."""
     found = [piece.args[name][: len(piece)] if name in piece.args else np.full(len(piece), MISSING) for piece in pieces]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)

@@ -97,20 +97,20 @@ def trace_of(got: Gathered, key: int, header: Mapping[str, Any], base: int, end_
     ranged = [piece for piece in pieces if piece.kind == "nvtx"]
     first = sum(map(len, pieces)) - sum(map(len, ranged))
     start, dur, unclosed = _times(pieces, first, base, end_ns)
-    order = time_order(start, dur)
-    start, dur = start[order], dur[order]
+    order, start = time_order(start, dur)
+    dur = dur[order]
     row = np.empty(len(order), np.int32)
     row[order] = np.arange(len(order), dtype=np.int32)
     del order
     ranges = understood(got, key, ranged, row[first:])
-    lanes = lanes_of(got.spans.places.known, key, taken(pieces, "place", row), threads)
+    lanes = lanes_of(got.spans.places.known, key, taken(pieces, "place", np.int32, row), threads)
     raw = RawTrace(
         ts=start,
         dur=dur,
-        name=_names(got, taken(pieces, "name", row), ranges),
-        cat=_cats(taken(pieces, "cat", row), ranges),
+        name=_names(got, taken(pieces, "name", np.int64 if _wide(got) else np.int32, row), ranges),
+        cat=_cats(taken(pieces, "cat", np.int8, row), ranges),
         track=lanes.of_span,
-        correlation=taken(pieces, "correlation", row),
+        correlation=taken(pieces, "correlation", np.int64, row),
         external=ranges.operators(len(row)),
         tracks=[(str(pid_of(key)), str(lane)) for lane in range(len(lanes.device))],
         args={**_arguments(pieces, row), **ranges.emitted()},
@@ -137,14 +137,19 @@ def _without_copies(got: Gathered, key: int, pieces: list[Spans]) -> list[Spans]
 
 def _times(pieces: list[Spans], first: int, base: int, end_ns: int) -> tuple[Ints, Ints, Ints]:
     """Start and duration of every span, and which NVTX spans (from ``first`` on) have no end."""
-    start, end = taken(pieces, "start"), taken(pieces, "end")
-    unclosed = np.flatnonzero((end[first:] == MISSING) & (start[first:] != MISSING)) + first
-    end[unclosed] = np.maximum(end_ns, start[unclosed])
-    nowhere = np.flatnonzero((start == MISSING) | (end == MISSING))
-    end -= start
-    start += base
-    start[nowhere], end[nowhere] = MISSING, MISSING
-    return start, end, unclosed
+    start, dur = taken(pieces, "start", np.int64), taken(pieces, "dur", np.int64)
+    unclosed = np.flatnonzero((dur[first:] == MISSING) & (start[first:] != MISSING)) + first
+    dur[unclosed] = np.maximum(end_ns - start[unclosed], 0)
+    if base:
+        nowhere = np.flatnonzero(start == MISSING)
+        start += base
+        start[nowhere] = MISSING
+    return start, dur, unclosed
+
+
+def _wide(got: Gathered) -> bool:
+    """Are there names whose numbers need 64 bits?"""
+    return len(got.numbers) > 0 and int(got.numbers[-1]) >= 2**31
 
 
 def _names(got: Gathered, name: Array, ranges: Ranges) -> Strings:
@@ -197,7 +202,7 @@ def _arguments(pieces: list[Spans], row: Rows) -> dict[str, Sparse]:
             rows[having] = (found, None) if order is None else (found[order], order)
         there, order = rows[having]
         values = np.concatenate([pieces[i].args.pop(key)[: len(pieces[i])] for i in having])
-        values = values if order is None else values[order]
+        values = (values if order is None else values[order]).astype(np.int64)
         known = values != MISSING
         there, values = (there, values) if known.all() else (there[known], values[known])
         out[key] = Sparse(there, _texts(values) if key in _PACKED else values)
