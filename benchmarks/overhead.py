@@ -10,6 +10,7 @@ the process, unless the name says wall. Keys, ratios unless the name says otherw
 
     light_fraction  geometric mean of B/A over the triples, minus 1 (10% trimmed at each end)
     light_high      upper end of its 95% bootstrap interval
+    light_us        light_fraction of the median plain step, microseconds
     aa_noise        half width of the same interval of A2/A: what this machine can resolve
     own_cost        what the session itself says (fraction, low, high), on the same steps
     meter_agrees    do own_cost [low, high] and the interval of light_fraction, widened by aa_noise, meet?
@@ -49,7 +50,7 @@ class Loop:
 
     def __init__(self):
         torch.manual_seed(0)
-        self.model = DistributedDataParallel(GPT(1024, 6, 192, 4, 64))
+        self.model = DistributedDataParallel(GPT(1024, 4, 192, 4, 64))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
         self.data = SyntheticTokens(1024, 4, 64, seed=0, rank=0)
         self.batches = iter(dtprof.loader(self.data.batch(k) for k in itertools.count()))
@@ -139,6 +140,7 @@ def light(triples, rng):
     return {
         "light_fraction": fraction,
         "light_high": high,
+        "light_us": fraction * statistics.median(plain) * 1e6,
         "aa_noise": aa_noise,
         "own_cost": seen,
         "meter_agrees": seen["low"] <= high + aa_noise and low - aa_noise <= seen["high"],

@@ -24,7 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,7 @@ class DdpCollector:
         self._order = 0
         self._window = Window()
         self._in_window = False
+        self._beginning = True
 
     def start(self, context: Context) -> None:
         """Look for wrappers that exist already; begin at once if the window is near."""
@@ -72,6 +73,7 @@ class DdpCollector:
         for model in find_models():
             number = len(self._models)
             wrapped = _Model(number, model)
+            self._beginning = True
             self._models.append(wrapped)
             wrapped.watch(True)
             wrapped.time_every_step(self._in_window)
@@ -79,15 +81,19 @@ class DdpCollector:
             self._status.facts.setdefault("models", []).append(wrapped.summary())
             self._status.changed = True
 
-    def _write(self, row: Line) -> None:
+    def _write(self, row: Line | _Last) -> None:
         if self._lines is None:
-            self._lines = Appender(self._context.folder / FILE)
+            self._lines = Appender(self._context.folder / FILE, make=_made)
         self._lines.add(row)
 
     def _prepare(self, coming: int) -> None:
         """Step ``coming`` is about to begin."""
         window = self._window
+        before = self._in_window
         self._in_window = window.first >= 0 and window.first - LEAD_STEPS <= coming < window.end
+        if not (before or self._in_window or self._beginning):
+            return
+        self._beginning = any(model.seen_steps <= FIRST_STEPS for model in self._models)
         for model in self._models:
             model.watch(self._in_window or model.seen_steps < FIRST_STEPS)
             model.time_every_step(self._in_window)
@@ -164,6 +170,25 @@ class DdpCollector:
         return ddp_tables(lines, operations, bad)
 
 
+class _Last(NamedTuple):
+    """What becomes a ``Ready`` when it is written; times are those of the monotonic clock, in ns."""
+
+    model: int
+    step: int
+    join: bool
+    sync: bool
+    ready: list[tuple[int, int]]
+    buckets: list[Bucket]
+
+
+def _made(row: Line | _Last) -> Line:
+    if not isinstance(row, _Last):
+        return row
+    last = {key: at + OFFSET_NS for key, at in row.ready}
+    buckets = [last.get(bucket.bucket) for bucket in row.buckets]
+    return Ready(model=row.model, step=row.step, join=row.join, sync=row.sync, first=last.get(-1), buckets=buckets)
+
+
 def find_models() -> list[Any]:
     """Live DistributedDataParallel objects, subclasses included, without touching any; [] before there is a process group."""
     module = sys.modules.get("torch.nn.parallel.distributed")
@@ -220,12 +245,16 @@ class _Model:
             ranks=dist.get_process_group_ranks(ddp.process_group),
             backend=str(dist.get_backend(ddp.process_group)),
             parameters=[(n, p.numel() * p.element_size(), str(p.dtype).removeprefix("torch.")) for n, p in named],
+            matrices=[(rows, p.numel() // max(rows, 1)) for _, p in named for rows in [p.shape[0] if p.dim() else 1]],
         )
 
     def summary(self) -> dict[str, Any]:
         """The configuration without the list of parameters, for part.json."""
         config: dict[str, Any] = msgspec.to_builtins(self.config)
-        return {**{k: v for k, v in config.items() if k not in ("type", "parameters")}, "n_parameters": len(self._names)}
+        return {
+            **{k: v for k, v in config.items() if k not in ("type", "parameters", "matrices")},
+            "n_parameters": len(self._names),
+        }
 
     @property
     def fired(self) -> int:
@@ -279,7 +308,7 @@ class _Model:
         if set_rate is not None and self._on_cpu:
             set_rate(1 if wanted else _DEFAULT_SAMPLE_RATE)
 
-    def rows(self, step: int, timed: bool) -> Iterator[Line]:
+    def rows(self, step: int, timed: bool) -> Iterator[Line | _Last]:
         """The lines that the end of a step gives: every gradient or the buckets alone; ``timed``: DDP's own times, too."""
         ddp = self._reference()
         if ddp is None:
@@ -287,23 +316,19 @@ class _Model:
         ready = self._ready.copy()
         self._ready.clear()
         self.seen_steps += 1
-        common: dict[str, Any] = {
-            "model": self.number,
-            "step": step,
-            "join": bool(getattr(getattr(ddp, "_join_config", None), "enable", False)),
-            "sync": bool(ddp.require_backward_grad_sync),
-        }
+        join = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+        sync = bool(ddp.require_backward_grad_sync)
         if not self._full:
-            last = {key: at + OFFSET_NS for key, at in ready}
-            if last:
-                buckets = [last.get(bucket.bucket) for bucket in self._buckets]
-                yield Ready(**common, first=last.get(-1), buckets=buckets)
+            if ready:
+                yield _Last(self.number, step, join, sync, ready, self._buckets)
             return
         if ready:
             self._used_in.append(step)
         seen = {index for index, _ in ready}
-        absolute = [(index, at + OFFSET_NS) for index, at in ready]
-        yield Grads(**common, ready=absolute, unused=[i for i in range(len(self._names)) if i not in seen])
+        yield Grads(
+            model=self.number, step=step, join=join, sync=sync, ready=[(index, at + OFFSET_NS) for index, at in ready],
+            unused=[i for i in range(len(self._names)) if i not in seen],
+        )  # fmt: skip
         yield from self._logged_rows(ddp, step, timed)
 
     def _logged_rows(self, ddp: Any, step: int, timed: bool) -> Iterator[Line]:

@@ -1,7 +1,7 @@
 """The host beside the operators: CPU time, context switches, garbage collection, load.
 
 Raw file
-    host.jsonl      one ``HostLine`` per step, written as it ends
+    host.jsonl      one ``HostLine`` per step, written every four seconds
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import gc
 import os
 import resource
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from dtprof.epoch import OFFSET_NS, epoch_ns
+from dtprof.epoch import OFFSET_NS
 from dtprof.jsonl import Appender, read_lines
 from dtprof.protocols import Context
 from dtprof.run import quality_rows
 from dtprof.table import Table
 
 FILE = "host.jsonl"
+FLUSH_S = 4.0
 PAUSE_NS = 100_000
+LOAD_NS = 1_000_000_000
+MOST_PAUSES = 256
 _CALLBACK_NS = 400
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 _COUNTERS = (
@@ -62,28 +64,43 @@ class HostLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     load_1m: float | None = None
 
 
+class _Reading(NamedTuple):
+    """Counters at the end of a step, as the system gives them; times in ns."""
+
+    step: int
+    at: int
+    process_cpu: int
+    thread_cpu: int
+    usage: resource.struct_rusage
+    gc_ns: int
+    gc_count: int
+    schedstat: bytes | None
+    pauses: list[tuple[int, int, int]]
+
+
 class HostCollector:
-    """A few counters per step: about 10 us."""
+    """A few counters per step. Reading them is all that a step does: their code has left the caches while the job computed,
+    so the lines are made as they are written.
+    """
 
     name = "host"
 
     def __init__(self) -> None:
-        self._pauses: deque[tuple[int, int, int]] = deque(maxlen=256)
+        self._pauses: list[tuple[int, int, int]] = []
         self._gc_began = self._gc_ns = self._gc_count = 0
-        self._load_at = 0.0
         self._lines: Appender | None = None
         self._schedstat: int | None = None
+        self._load_at = 0
 
     def start(self, context: Context) -> None:
         """Open the file, listen to the garbage collector."""
         self._status = context.status
-        self._lines = Appender(context.folder / FILE)
+        self._lines = Appender(context.folder / FILE, flush_s=FLUSH_S, make=self._line)
         with contextlib.suppress(OSError):
             self._schedstat = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
         if self._schedstat is None:
             context.status.miss("how long the training thread waits for a core: this system does not tell")
-        self._before = self._counters()
-        self._delay = self._run_delay()
+        self._before = self._read(-1)
         gc.callbacks.append(self._on_gc)
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
@@ -97,45 +114,42 @@ class HostCollector:
         self._gc_ns += pause
         self._gc_count += 1
         self._status.own_ns += _CALLBACK_NS
-        if pause >= PAUSE_NS:
+        if pause >= PAUSE_NS and len(self._pauses) < MOST_PAUSES:
             self._pauses.append((self._gc_began + OFFSET_NS, pause, info["generation"]))
 
-    def _counters(self) -> dict[str, int]:
-        usage = resource.getrusage(_THREAD)
-        return {
-            "process_cpu_ns": time.process_time_ns(),
-            "thread_cpu_ns": time.thread_time_ns(),
-            "voluntary": usage.ru_nvcsw,
-            "involuntary": usage.ru_nivcsw,
-            "major_faults": usage.ru_majflt,
-            "gc_ns": self._gc_ns,
-            "gc_count": self._gc_count,
-        }
-
-    def _run_delay(self) -> int | None:
-        if self._schedstat is None:
-            return None
-        return int(os.pread(self._schedstat, 64, 0).split()[1])
+    def _read(self, step: int) -> _Reading:
+        delay = None if self._schedstat is None else os.pread(self._schedstat, 64, 0)
+        pauses, self._pauses = self._pauses, []
+        return _Reading(
+            step, time.perf_counter_ns(), time.process_time_ns(), time.thread_time_ns(), resource.getrusage(_THREAD),
+            self._gc_ns, self._gc_count, delay, pauses,
+        )  # fmt: skip
 
     def on_step(self, step: int) -> None:
-        """Write what the step used."""
-        if self._lines is None:
-            return
-        now = self._counters()
-        used: dict[str, Any] = {key: now[key] - self._before[key] for key in now}
-        line = HostLine(step=step, ts=epoch_ns(), **used)
-        delay = self._run_delay()
-        if delay is not None and self._delay is not None:
-            line.run_delay_ns = delay - self._delay
-        self._delay = delay
-        if self._pauses:
-            line.pauses = list(self._pauses)
-            self._pauses.clear()
-        if time.monotonic() - self._load_at >= 1.0:
-            self._load_at = time.monotonic()
-            line.load_1m = os.getloadavg()[0]
-        self._lines.add(line)
-        self._before = now
+        """Read what the step used."""
+        if self._lines is not None:
+            self._lines.add(self._read(step))
+
+    def _line(self, now: _Reading) -> HostLine:
+        """What was used since the reading before."""
+        before, self._before = self._before, now
+        line = HostLine(
+            step=now.step,
+            ts=now.at + OFFSET_NS,
+            process_cpu_ns=now.process_cpu - before.process_cpu,
+            thread_cpu_ns=now.thread_cpu - before.thread_cpu,
+            voluntary=now.usage.ru_nvcsw - before.usage.ru_nvcsw,
+            involuntary=now.usage.ru_nivcsw - before.usage.ru_nivcsw,
+            major_faults=now.usage.ru_majflt - before.usage.ru_majflt,
+            gc_ns=now.gc_ns - before.gc_ns,
+            gc_count=now.gc_count - before.gc_count,
+            pauses=now.pauses,
+        )
+        if now.schedstat is not None and before.schedstat is not None:
+            line.run_delay_ns = int(now.schedstat.split()[1]) - int(before.schedstat.split()[1])
+        if now.at - self._load_at >= LOAD_NS:
+            self._load_at, line.load_1m = now.at, os.getloadavg()[0]
+        return line
 
     def stop(self) -> None:
         """Close the file, leave the garbage collector alone."""

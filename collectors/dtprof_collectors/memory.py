@@ -20,9 +20,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dtprof.epoch import epoch_ns
+from dtprof.epoch import OFFSET_NS, epoch_ns
 from dtprof.jsonl import Appender, read_lines
 from dtprof.protocols import Context
 from dtprof.run import quality_rows
@@ -32,6 +32,7 @@ from dtprof_collectors import memory_modules, memory_state
 from dtprof_collectors.memory_lines import Counters, Grown, Line, State
 
 FILE = "memory.jsonl"
+FLUSH_S = 4.0
 WAIT_STEPS = 20
 _STATM = "/proc/self/statm"
 _PAGE = resource.getpagesize()
@@ -42,8 +43,18 @@ _METRICS = (
 _PHASES = {"gradient": "backward", "optimizer": "optimizer", "activation": "forward", "communication": "backward"}
 
 
+class _Reading(NamedTuple):
+    """Counters at the end of a step, as they were given; ``at`` in ns of the monotonic clock."""
+
+    step: int
+    at: int
+    usage: resource.struct_rusage
+    statm: bytes | None
+    cuda: tuple[Mapping[str, Any], int] | None
+
+
 class MemoryCollector:
-    """About 10 us per step; some milliseconds once or twice, when the state is counted."""
+    """About 20 us per step, for which nothing is in the caches; some milliseconds once or twice, when the state is counted."""
 
     name = "memory"
 
@@ -62,7 +73,7 @@ class MemoryCollector:
         self._modules = bool(context.options.get("modules", False))
         self._first, self._end = context.capture
         self._first_step = context.first_step
-        self._lines = Appender(context.folder / FILE)
+        self._lines = Appender(context.folder / FILE, flush_s=FLUSH_S, make=_made)
         with contextlib.suppress(OSError):
             self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
         if self._statm is None:
@@ -74,8 +85,10 @@ class MemoryCollector:
         """Read the counters; count the state when it is time; hook the modules before a step that needs it."""
         if self._lines is None:
             return
+        self._lines.add(self._read(step))
+        if self._taken and self._hooks is None and not self._first - 1 <= step + 1 <= self._end + 1:
+            return
         self._listen()
-        self._lines.add(self._counters(step))
         self._around(step + 1)
         overdue = step == self._first_step + WAIT_STEPS
         if (not self._taken and (self._stepped or overdue)) or step == self._end > 0:
@@ -104,14 +117,15 @@ class MemoryCollector:
     def _add_gradients(self, optimizer: Any) -> None:
         self._gradients.update(memory_state.gradients_of(optimizer))
 
-    def _counters(self, step: int) -> Counters:
-        line = Counters(step=step, ts=epoch_ns(), rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-        if self._statm is not None:
-            line.rss = int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE
+    def _read(self, step: int) -> _Reading:
         cuda = initialized_cuda()
-        if cuda is not None:
-            allocator_counters(line, cuda.memory_stats_as_nested_dict(), cuda.current_device())
-        return line
+        return _Reading(
+            step,
+            time.perf_counter_ns(),
+            resource.getrusage(resource.RUSAGE_SELF),
+            None if self._statm is None else os.pread(self._statm, 128, 0),
+            None if cuda is None else (cuda.memory_stats_as_nested_dict(), cuda.current_device()),
+        )
 
     def _take(self, step: int) -> None:
         self._taken = True
@@ -180,6 +194,19 @@ class MemoryCollector:
         if bad:
             tables["quality"] = quality_rows([(FILE, "torn lines", bad, "those readings are missing")])
         return tables
+
+
+def _made(row: _Reading | Line) -> Line:
+    return _counters(row) if isinstance(row, _Reading) else row
+
+
+def _counters(reading: _Reading) -> Counters:
+    line = Counters(step=reading.step, ts=reading.at + OFFSET_NS, rss_peak=reading.usage.ru_maxrss * 1024)
+    if reading.statm is not None:
+        line.rss = int(reading.statm.split()[1]) * _PAGE
+    if reading.cuda is not None:
+        allocator_counters(line, *reading.cuda)
+    return line
 
 
 def initialized_cuda() -> Any:

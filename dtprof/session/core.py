@@ -239,8 +239,7 @@ class Session:
     def _end_step(self, entered: int, loss: Any, tokens: int | None, samples: int | None, kind: str | None) -> None:
         step, windows = self._step, self._windows
         duration = entered - self._began
-        traced = any(status.tracing for _, _, status in self._stepping)
-        captured = traced and windows is not None and windows.current.first <= step < windows.current.end
+        captured = windows is not None and windows.current.first <= step < windows.current.end and self._is_traced()
         if step == self._first:
             self._settle()
         if windows is not None and not self.guard.is_off("captures"):
@@ -282,6 +281,9 @@ class Session:
             self.guard.call("metrics", "write", step, self._metrics.write, self._folder.path, step)
 
     _hidden_before = 0
+
+    def _is_traced(self) -> bool:
+        return any(status.tracing for _, _, status in self._stepping)
 
     def _hook(self, name: str, collector: Collector, step: int) -> None:
         if not self.guard.call(name, "on_step", step, collector.on_step, step):

@@ -13,24 +13,34 @@ from __future__ import annotations
 import math
 from typing import Any
 
+MOST_WAITING = 64
+
 
 class Meter:
     """Running sums over uncaptured steps; constant memory."""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self._steps = 0
+        self._waiting: list[tuple[int, int]] = []
         self._own = self._whole = 0.0
         self._own2 = self._own_whole = self._whole2 = 0.0
 
     def add(self, own_ns: int, step_ns: int) -> None:
         """One step: our time, and the job's own time beside it."""
-        whole = float(own_ns + step_ns)
-        self.steps += 1
-        self._own += own_ns
-        self._whole += whole
-        self._own2 += float(own_ns) ** 2
-        self._own_whole += own_ns * whole
-        self._whole2 += whole**2
+        self._waiting.append((own_ns, step_ns))
+        if len(self._waiting) >= MOST_WAITING:
+            self._sum()
+
+    def _sum(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._steps += len(waiting)
+        for own, step in waiting:
+            whole = float(own + step)
+            self._own += own
+            self._whole += whole
+            self._own2 += float(own) ** 2
+            self._own_whole += own * whole
+            self._whole2 += whole**2
 
     def result(self, ranges: float, price_ns: tuple[float, float]) -> dict[str, Any] | None:
         """``fraction`` with ``low`` and ``high``, or None before the second step.
@@ -38,16 +48,17 @@ class Meter:
         ``ranges`` per step cost ``price_ns`` (best, median) each. low: measured time alone, minus two standard errors of
         the ratio (linearised). high: plus two standard errors, with ranges at twice their median price.
         """
-        if self.steps < 2 or self._whole <= 0:
+        self._sum()
+        if self._steps < 2 or self._whole <= 0:
             return None
         ratio = self._own / self._whole
         spread = self._own2 - 2 * ratio * self._own_whole + ratio**2 * self._whole2
-        error = math.sqrt(max(spread, 0.0) * self.steps / (self.steps - 1)) / self._whole
+        error = math.sqrt(max(spread, 0.0) * self._steps / (self._steps - 1)) / self._whole
         best, median = price_ns
-        per_step = ranges * self.steps / self._whole
+        per_step = ranges * self._steps / self._whole
         return {
             "fraction": ratio + per_step * best,
             "low": max(ratio - 2 * error, 0.0),
             "high": ratio + 2 * error + 2 * per_step * median,
-            "steps": self.steps,
+            "steps": self._steps,
         }

@@ -24,9 +24,18 @@ def test_much_does_not_wait(tmp_path):
     lines = Appender(tmp_path / "a.jsonl", flush_s=1e9)
     for _ in range(100):
         lines.add({"text": "x" * 1000})
-    assert len(read_lines(tmp_path / "a.jsonl")[0]) >= 65
+    assert len(read_lines(tmp_path / "a.jsonl")[0]) == 64
     lines.close()
     assert len(read_lines(tmp_path / "a.jsonl")[0]) == 100
+
+
+def test_one_row_that_is_none_loses_no_other(tmp_path):
+    lines = Appender(tmp_path / "a.jsonl", flush_s=1e9)
+    for row in ({"n": 1}, {"n": object()}, {"n": 4}):
+        lines.add(row)
+    with pytest.raises(TypeError, match="object"):
+        lines.close()
+    assert [row["n"] for row in read_lines(tmp_path / "a.jsonl")[0]] == [1, 4]
 
 
 def test_a_full_ring_keeps_the_newest(tmp_path):
