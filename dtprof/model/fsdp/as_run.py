@@ -37,7 +37,9 @@ def _tables(
     for number, step in steps.items():
         begin, end = round(model.seen.steps[number].begins[place]), round(step.times.ends[place])
         own = _thread(step, place) + _operations(step, place)
-        rows += [row | {"ts": row["ts"] + origin, "step": number} for row in own]
+        for row in own:
+            row |= {"ts": row["ts"] + origin, "step": number}
+        rows += own
         lines.append({
             "step": number, "host_ts": origin + begin, "host_dur": end - begin, "complete": True, "kind": "train",
             "marked": "marked", "captured": True,
@@ -54,7 +56,7 @@ def _tables(
         line["seq"] = number
     n = len(model.seen.ranks)
     group = {"id": 0, "name": "default", "ranks": tuple(model.seen.ranks), "size": n, "backend": "gloo", "axis": "shard"}
-    hidden = ("record", "op", "given", "got", "number")
+    hidden = ("record", "op", "given", "got", "number", "inside")
     events = [{k: v for k, v in row.items() if k not in hidden} for row in rows]
     made = {"events": events, "steps": lines, "comm": comm, "groups": [group]}
     return {name: Table.from_rows(name, found) for name, found in made.items()} | {"lanes": _lanes(), "quality": note(edits)}
@@ -64,21 +66,24 @@ def _thread(step: Simulated, place: int) -> list[dict[str, Any]]:
     """Ranges, work and calls of the training thread."""
     rank, times = step.ranks[place], step.times.acts[place]
     rows: list[dict[str, Any]] = []
-    opened: list[float] = []
+    opened: list[dict[str, Any]] = []
     inside = ""
     for act, (begin, end) in zip(rank.acts, times, strict=True):
+        within = {"inside": opened[-1]} if opened else {}
         if act.doing == "open":
-            opened.append(begin)
+            rows.append(_row("range", act.name, TRAINING, begin, begin) | within)
+            opened.append(rows[-1])
             inside = act.name if act.name in ("forward", "backward") else inside
         elif act.doing == "close":
             phase = {"phase": act.name} if act.name in ("forward", "backward") else {}
-            rows.append(_row("range", act.name, TRAINING, opened.pop(), end) | phase)
+            row = opened.pop()
+            row |= phase | {"dur": round(end) - row["ts"]}
             inside = "" if phase else inside
         elif act.doing == "work" and round(end) > round(begin):
-            rows.append(_row("cpu_op", f"simulated: {inside or 'between the passes'}", TRAINING, begin, end))
+            rows.append(_row("cpu_op", f"simulated: {inside or 'between the passes'}", TRAINING, begin, end) | within)
         elif act.doing == "issue":
             op = rank.ops[act.op]
-            rows.append(_row("cpu_op", _CALLS.get(op.op, f"c10d::{op.op}"), TRAINING, begin, end) | {"number": act.op})
+            rows.append(_row("cpu_op", _CALLS.get(op.op, f"c10d::{op.op}"), TRAINING, begin, end) | {"number": act.op} | within)
     return rows
 
 
@@ -95,26 +100,20 @@ def _operations(step: Simulated, place: int) -> list[dict[str, Any]]:
         share = op.bytes // n
         given = share if op.op == "all_gather" else op.bytes
         got = share if op.op == "reduce_scatter" else op.bytes
-        row = _row("comm", f"gloo:{op.op}", 1 + worker, begin, times.end[number])
+        row = _row("comm", f"gloo:{op.op}", 1 + worker, begin, times.end[number] - step.moving.early[number][place])
         rows.append(row | {"op": op.op, "given": given, "got": got, "number": number})
     return rows
 
 
 def _link(rows: list[dict[str, Any]]) -> None:
     """Records of the operations, and the innermost enclosing event of every row of the training thread."""
-    calls: dict[tuple[int, int], int] = {}
-    stack: list[tuple[int, int]] = []
-    for place, row in enumerate(rows):
-        if row["lane"] == TRAINING:
-            while stack and row["ts"] + row["dur"] > stack[-1][1]:
-                stack.pop()
-            if stack:
-                row["parent"] = stack[-1][0]
-            if row["kind"] == "range":
-                stack.append((place, row["ts"] + row["dur"]))
-            elif "number" in row:
-                calls[row["step"], row["number"]] = place
+    places = {id(row): place for place, row in enumerate(rows)}
+    calls = {
+        (row["step"], row["number"]): place for place, row in enumerate(rows) if row["kind"] == "cpu_op" and "number" in row
+    }
     for row in rows:
+        if "inside" in row:
+            row["parent"] = places[id(row["inside"])]
         if row["kind"] == "comm":
             row["record"] = calls[row["step"], row["number"]]
 

@@ -68,7 +68,14 @@ def marks_of(run: Run, part: Part) -> tuple[dict[int, list[Mark]], dict[int, lis
         unit = match["unit"] or match["target"] or ""
         mark = Mark(match["what"], unit, begin, begin + int(events["dur"][row]), tuple(inside.get(row, ())))
         found[int(events["step"][row])].append(mark)
-    return {step: sorted(marks, key=lambda m: (m.begin, -m.end)) for step, marks in found.items()}, outside
+    return {step: sorted(marks, key=_outer_first) for step, marks in found.items()}, outside
+
+
+def _outer_first(mark: Mark) -> tuple[int, bool, int, bool]:
+    """By begin; what a unit is left by before what follows; what holds others before them, and a gather in what asked for it
+    even where both last as long.
+    """
+    return mark.begin, mark.what not in ("post_forward", "post_backward_reshard"), -mark.end, mark.what.startswith("all_gather")
 
 
 def _sent(

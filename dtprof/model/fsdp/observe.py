@@ -191,7 +191,7 @@ class _Reading:
         self.at, self.end = begin, end
         self.items: list[Item] = []
         self.sent: list[tuple[Op, Sent]] = []
-        self.packs: dict[int, list[float]] = defaultdict(list)
+        self.packs: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.coming: dict[str, Sent] = {}
 
     def through(self) -> tuple[Program, list[tuple[Op, Sent]]]:
@@ -203,7 +203,7 @@ class _Reading:
             self._other(sent)
         self._until(self.end)
         items = _with_keeps(_with_aheads(self.items))
-        pack = {unit: sum(ns) / len(ns) for unit, ns in self.packs.items()}
+        pack = {unit: (float(np.mean(seen, axis=0)[0]), float(np.mean(seen, axis=0)[1])) for unit, seen in self.packs.items()}
         return Program(tuple(items), pack, _held(items)), self.sent
 
     def _until(self, ts: int) -> None:
@@ -213,7 +213,7 @@ class _Reading:
 
     def _other(self, sent: Sent) -> None:
         self._until(sent.handed)
-        self.items.append(Item("other", bytes=sent.bytes, op=sent.op))
+        self.items.append(Item("other", ns=_call(sent), bytes=sent.bytes, op=sent.op))
         self.sent.append((Op("other", -1, sent.bytes, sent.op), sent))
         self.at = max(self.at, sent.end)
 
@@ -229,7 +229,7 @@ class _Reading:
         elif mark.what == "post_backward_reduce":
             for sent in mark.sent:
                 self._until(sent.handed)
-                self.items.append(Item("reduce", unit, True, bytes=sent.bytes, op=sent.op))
+                self.items.append(Item("reduce", unit, True, _call(sent), bytes=sent.bytes, op=sent.op))
                 self.sent.append((Op("reduce", unit, sent.bytes, sent.op), sent))
                 self.at = max(self.at, sent.end)
 
@@ -264,10 +264,15 @@ class _Reading:
 
     def _gather(self, mark: Mark) -> None:
         sent, unit = mark.sent[0], self.number[mark.unit]
-        self.packs[unit].append(float(sent.returned - mark.begin))
+        self.packs[unit].append((float(max(sent.handed - mark.begin, 0)), _call(sent)))
         self.sent.append((Op("gather", unit, sent.bytes, sent.op), sent))
         self.coming[mark.unit] = sent
         self.at = max(self.at, sent.end if mark.end >= sent.end else sent.returned)
+
+
+def _call(sent: Sent) -> float:
+    """ns of the call that handed an operation over."""
+    return float(max(sent.returned - sent.handed, 0))
 
 
 def _nested(marks: Sequence[Mark]) -> list[tuple[Mark, list[Mark]]]:

@@ -11,7 +11,7 @@ import numpy as np
 from dtprof.model.fsdp.cost import Network, network_of
 from dtprof.model.fsdp.observe import FsdpStep, SeenFsdp
 from dtprof.model.fsdp.program import Expanded, Op, Plan, Program, Unit, expand, groups_of, joined, wrapped
-from dtprof.model.fsdp.running import StepTimes, simulate
+from dtprof.model.fsdp.running import Moving, StepTimes, simulate
 
 # of the width of the interval: how sure one wants to be (95%, normal)
 _SIGMAS = 1.96
@@ -46,10 +46,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Simulated:
-    """One simulated step: units, each rank's acts, and when they happen."""
+    """One simulated step: units, each rank's acts, what the operations cost, and when all of it happens."""
 
     units: tuple[Unit, ...]
     ranks: tuple[Expanded, ...]
+    moving: Moving
     times: StepTimes
 
 
@@ -77,8 +78,8 @@ class FsdpModel:
         network = replace(
             self.network, bandwidth_scale=change.bandwidth, latency_scale=change.latency, free=change.free or self.network.free
         )
-        times = simulate(ranks, network.moving(number, ranks[0].ops), step.begins)
-        return Simulated(units, ranks, times)
+        moving = network.moving(number, ranks[0].ops)
+        return Simulated(units, ranks, moving, simulate(ranks, moving, step.begins))
 
     def plan(self, change: Change) -> Plan:
         """How units are gathered under a change. Prefetching takes gathers that the thread does not wait for."""

@@ -37,7 +37,8 @@ class Item:
 
     ``work`` lasts ``ns``. ``enter``: a unit is about to be used, ``ns`` is copying it out. ``ahead``: others may be gathered;
     ``gathers`` are the units that were asked for there (for ``enter`` itself, if it was). ``leave``: it may be freed;
-    ``keeps``: after a backward pass it was not. ``reduce`` and ``other`` are collectives of ``bytes``: the thread waits.
+    ``keeps``: after a backward pass it was not. ``reduce`` and ``other`` are collectives of ``bytes``, handed over by a call of
+    ``ns``, which the thread waits for.
     """
 
     place: Place
@@ -62,7 +63,9 @@ class Op:
 
 @dataclass(frozen=True)
 class Act:
-    """One thing that a rank's thread does: works for ``ns``, issues an operation or waits for one, opens or closes a range."""
+    """One thing that a rank's thread does: works for ``ns``, issues an operation by a call of ``ns`` or waits for one, opens or
+    closes a range.
+    """
 
     doing: Doing
     ns: float = 0.0
@@ -72,10 +75,12 @@ class Act:
 
 @dataclass(frozen=True)
 class Program:
-    """A step of one rank. ``pack``: ns to hand over the gather of a unit; ``held``: units that are there as it begins."""
+    """A step of one rank. ``pack``: ns before the gather of a unit is handed over, and of the call that does so; ``held``:
+    units that are there as the step begins.
+    """
 
     items: tuple[Item, ...]
-    pack: dict[int, float]
+    pack: dict[int, tuple[float, float]]
     held: frozenset[int] = frozenset()
 
 
@@ -200,8 +205,9 @@ class _Expansion:
     def _gather(self, unit: int) -> None:
         name = self._named("all_gather", unit)
         self.out.acts.append(Act("open", name=name))
-        self._work(self.program.pack.get(unit, 0.0))
-        self.coming[unit] = self._issue(Op("gather", unit, self.units[unit].bytes, "all_gather"))
+        before, call = self.program.pack.get(unit, (0.0, 0.0))
+        self._work(before)
+        self.coming[unit] = self._issue(Op("gather", unit, self.units[unit].bytes, "all_gather"), call)
         if self.plan.waits:
             self.out.acts.append(Act("wait", op=self.coming[unit]))
         self.out.acts.append(Act("close", name=name))
@@ -212,12 +218,12 @@ class _Expansion:
         name = self._named("post_backward_reduce", item.unit) if item.place == "reduce" else item.op
         self.out.acts.append(Act("open", name=name))
         kind: OpKind = "reduce" if item.place == "reduce" else "other"
-        self.out.acts.append(Act("wait", op=self._issue(Op(kind, item.unit, item.bytes, item.op))))
+        self.out.acts.append(Act("wait", op=self._issue(Op(kind, item.unit, item.bytes, item.op), item.ns)))
         self.out.acts.append(Act("close", name=name))
 
-    def _issue(self, op: Op) -> int:
+    def _issue(self, op: Op, call: float = 0.0) -> int:
         self.out.ops.append(op)
-        self.out.acts.append(Act("issue", op=len(self.out.ops) - 1))
+        self.out.acts.append(Act("issue", call, len(self.out.ops) - 1))
         return len(self.out.ops) - 1
 
     def _named(self, what: str, unit: int) -> str:
@@ -269,9 +275,14 @@ def wrapped(program: Program, units: Sequence[Unit], groups: Sequence[Sequence[i
         share = item.bytes / units[item.unit].bytes if item.place == "reduce" and units[item.unit].bytes else 1.0
         gathers = tuple(dict.fromkeys(of[u] for u in item.gathers if of[u] != group or item.place == "enter"))
         out.append(replace(item, unit=group, ns=ns, gathers=gathers, bytes=round(size * share)))
-    pack = {n: sum(program.pack.get(u, 0.0) for u in group) for n, group in enumerate(groups)}
+    pack = {n: _together([program.pack[u] for u in group if u in program.pack]) for n, group in enumerate(groups)}
     held = frozenset(of[u] for u in program.held)
     return Program(tuple(out), pack, held)
+
+
+def _together(packs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Copying adds up, and one call does for all."""
+    return sum(before for before, _ in packs), max((call for _, call in packs), default=0.0)
 
 
 def _passes(items: Sequence[Item]) -> list[int]:

@@ -138,7 +138,7 @@ class _Running:
         if act.doing == "issue":
             self.out.handed[act.op][number] = self.now
         begin = thread.since if act.doing == "wait" else self.now
-        thread.left = act.ns if act.doing == "work" else 0.0
+        thread.left = act.ns if act.doing in ("work", "issue") else 0.0
         thread.times.append((begin, self.now + thread.left))
         thread.place += 1
         thread.since = self.now
