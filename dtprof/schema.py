@@ -51,7 +51,7 @@ EVENT_KINDS = ("kernel", "memcpy", "memset", "comm", "cpu_op", "runtime", "range
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "comm")
 ROLES = ("compute", "communication", "copy", "training", "autograd", "gloo", "loader", "other")
 DEP_KINDS = ("launch", "stream_wait", "event_record", "sync", "flow", "forward_backward")
-STEP_KINDS = ("train", "eval", "checkpoint", "warm-up")
+STEP_KINDS = ("train", "eval", "checkpoint", "warm-up", "lost", "restart")
 PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluation", "other")
 OPS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
@@ -198,7 +198,7 @@ TABLES: dict[str, TableSpec] = {
             _c("device_ts", "i64", "device start; missing on CPU jobs", "ns"),
             _c("device_dur", "i64", "device duration", "ns"),
             _c("complete", "bool", "both borders lie in the capture"),
-            _c("kind", "enum", "what the step did", values=STEP_KINDS),
+            _c("kind", "enum", "what the step did; lost, restart: what a restart cost, found at reading", values=STEP_KINDS),
             _c("marked", "enum", "how the step is known", values=("marked", "inferred")),
             _c("captured", "bool", "the tracer was on during the whole step"),
             _c("tokens", "i64", "tokens of this rank", "tokens"),

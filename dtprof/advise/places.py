@@ -73,7 +73,8 @@ def timed_steps(run: Run) -> list[float]:
     train: dict[int, list[int]] = defaultdict(list)
     warm: dict[int, list[int]] = defaultdict(list)
     for part in run.parts:
-        table = run.table("steps", part.ordinal)
+        steps = run.table("steps", part.ordinal)
+        table = steps.take(~steps.is_("kind", "restart"))
         columns = (table["step"].tolist(), table["host_dur"].tolist(), table.is_("kind", "warm-up").tolist())
         for step, length, first in zip(*columns, strict=True):
             if length != MISSING:

@@ -142,7 +142,7 @@ def _timed(study: Lens) -> int | None:
     longest: dict[int, int] = {}
     for part in study.run.parts:
         table = study.run.table("steps", part.ordinal)
-        used = table.take(~table.is_("kind", "warm-up"))
+        used = table.take(~table.is_("kind", "warm-up") & ~table.is_("kind", "restart"))
         for step, length in zip(used["step"].tolist(), used["host_dur"].tolist(), strict=True):
             if length not in (MISSING, 0):
                 longest[step] = max(longest.get(step, 0), length)

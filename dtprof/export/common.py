@@ -96,7 +96,7 @@ def unmarked_steps(run: Run, part: Part) -> tuple[Ints, Ints, Ints]:
     """Steps that no event of the part marks: their numbers, and starts and durations on the part's clock in ns."""
     steps = run.table("steps", part.ordinal)
     marked = {name for name in run.table("events", part.ordinal).values("name") if name.startswith("ProfilerStep#")}
-    told = steps.known("host_ts") & steps.known("host_dur")
+    told = steps.known("host_ts") & steps.known("host_dur") & ~steps.is_("kind", "restart")
     told &= np.array([f"ProfilerStep#{n}" not in marked for n in steps["step"].tolist()], bool)
     rows = np.flatnonzero(told)
     return np.asarray(steps["step"][rows], np.int64), steps["host_ts"][rows], steps["host_dur"][rows]

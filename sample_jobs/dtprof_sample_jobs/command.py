@@ -65,7 +65,8 @@ class JobCommand:
         job = _job_options(args.name, words, ranks)
         network = None if lab is None else lab_for(lab, ranks, job.inject)
         out = job.out or f"runs/{args.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        code = _launch(args.name, ranks, [*words, "--out", out], to_stderr=as_json, network=network)
+        launcher: list[str] = getattr(_module(args.name), "torchrun_options", lambda _: [])(job)
+        code = _launch(args.name, ranks, [*words, "--out", out], launcher, to_stderr=as_json, network=network)
         return code if job.no_dtprof else _report(out, code, as_json)
 
 
@@ -136,13 +137,15 @@ def _list_jobs(as_json: bool) -> int:
     return 0
 
 
-def _launch(name: str, ranks: int, words: list[str], *, to_stderr: bool, network: LabSpec | None = None) -> int:
+def _launch(
+    name: str, ranks: int, words: list[str], launcher: list[str], *, to_stderr: bool, network: LabSpec | None = None
+) -> int:
     """Run the job in a lab, or under torchrun with a rendezvous on a free loopback port; its exit code as a shell has it."""
     run_id = uuid.uuid4().hex[:12]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks),
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", run_id, "--local-addr", "127.0.0.1",
-        "-m", JOBS[name], *words,
+        *launcher, "-m", JOBS[name], *words,
     ]  # fmt: skip
     environment = {
         "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORDER_ENTRIES,

@@ -29,7 +29,7 @@ from dtprof_sample_jobs.common.options import check_common, common_parser, numbe
 from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
 from dtprof_sample_jobs.common.update import make_optimizer, update
 
-FAULTS = (*COMMON, "tiny_buckets", "find_unused", "no_sync_forgotten", "no_sync_backward_only")
+FAULTS = (*COMMON, "tiny_buckets", "find_unused", "no_sync_forgotten", "no_sync_backward_only", "out_of_data")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd", "topk", "onebit")
 ONE_BUCKET_MB = 1 << 20
 
@@ -83,14 +83,26 @@ def check(args: argparse.Namespace, ranks: int) -> None:
     for kind in ("no_sync_forgotten", "no_sync_backward_only"):
         if kind in kinds and args.accumulate < 2:
             raise InputError(f"--inject {kind} needs micro-batches to act on", "add --accumulate 2 or more")
-    if not 0 <= args.uneven < args.steps:
-        raise InputError(f"--uneven {args.uneven} leaves rank 0 no step", f"give 0 to {args.steps - 1}")
-    if args.uneven and kinds & {"barrier_every_step", "late_collective"}:
+    if not all(0 < steps_of(args, rank) <= args.steps for rank in range(ranks)):
+        raise InputError("--uneven or out_of_data leaves a rank no step", f"it may have 0 to {args.steps - 1} fewer")
+    if joins(args) and kinds & {"barrier_every_step", "late_collective"}:
         raise InputError("--uneven cannot be had with a collective of the job's own in every step", "leave one of them out")
     if args.data_parallel and ranks != 1:
         raise InputError(f"--data-parallel is one process, not {ranks}", "give --ranks 1")
     if args.data_parallel and not torch.cuda.is_available():
         raise InputError("DataParallel needs GPUs, and here is none", "leave --data-parallel out")
+
+
+def steps_of(args: argparse.Namespace, rank: int) -> int:
+    """Steps that a rank has data for."""
+    fewer: int = args.uneven if rank == 0 else 0
+    steps: int = args.steps - fewer - int(Faults(args.inject, rank).amount("out_of_data") or 0)
+    return steps
+
+
+def joins(args: argparse.Namespace) -> bool:
+    """Does some rank have fewer steps than others?"""
+    return bool(args.uneven) or Faults(args.inject, 0).has("out_of_data")
 
 
 def wrap(model: nn.Module, args: argparse.Namespace, faults: Faults) -> DistributedDataParallel:
@@ -203,8 +215,8 @@ def run(args: argparse.Namespace, me: World) -> None:
         step,
         faults=faults,
         sequences=args.batch * args.accumulate,
-        steps=args.steps - (args.uneven if me.rank == 0 else 0),
-        around=step.join() if args.uneven else None,
+        steps=steps_of(args, me.rank),
+        around=step.join() if joins(args) else None,
     )
 
 

@@ -42,6 +42,8 @@ RUNS = {
     "tiny_buckets": ["--inject", "tiny_buckets=all:0.001"],
     "find_unused": ["--inject", "find_unused=all"],
     "no_sync_backward_only": [*ACCUMULATE, "--inject", "no_sync_backward_only=all"],
+    "memory_creep": ["--inject", "memory_creep=1:8"],
+    "out_of_data": ["--inject", "out_of_data=1:3"],
     "gc": ["--inject", f"gc=1:{MS}ms"],  # the last, for it changes the heap of the process
 }
 QUICK = ("healthy", "slow_rank", "no_sync_forgotten")
@@ -181,6 +183,25 @@ def test_garbage_is_collected_for_as_long_as_was_asked(every):
 
 
 @pytest.mark.slow
+def test_memory_creeps_by_what_was_asked_and_on_its_rank_alone(every):
+    growth = []
+    for rank in (0, 1):
+        metrics = every["memory_creep"].table("metrics", rank)
+        growth.append(np.median(np.diff(metrics["value"][metrics.is_("metric", "memory_rss")])) / 2**20)
+    assert growth[1] == pytest.approx(8, rel=0.1)
+    assert growth[0] < 0.8
+
+
+@pytest.mark.slow
+def test_a_rank_out_of_data_has_fewer_steps_and_joins_in_all_operations(every):
+    run = every["out_of_data"]
+    assert [len(run.table("steps", rank)) for rank in (0, 1)] == [12, 9]
+    # the other rank goes on to its end: nobody hung, and no operation is left without its partner
+    captured = run.table("collectives")
+    assert set(captured["n_present"][captured["step"] < 9].tolist()) == {2}
+
+
+@pytest.mark.slow
 def test_a_barrier_in_every_step(every):
     assert operations(every["barrier_every_step"], "barrier")[0] == 1
     comm = every["healthy"].table("comm", 0)
@@ -255,6 +276,8 @@ NOT_FAULTS = [
     ("find_unused=all:2", "write find_unused=all, as"),
     ("tiny_buckets=1:2", "write tiny_buckets=all:MIB"),
     ("late_collective=1:11s", "too late"),
+    ("router_skew=1:1.5", "more than all"),
+    ("router_skew=all:0.5", "write router_skew=EXPERT:SHARE, as in router_skew=1:0.5"),
 ]
 
 
@@ -301,6 +324,9 @@ REFUSED = [
     (["--compress", "powersgd", "--bucket-cap-mb", "1"], 2, "aborts on gloo"),
     (["--inject", "no_sync_forgotten=all"], 2, "--accumulate 2"),
     (["--uneven", "40"], 2, "no step"),
+    (["--inject", "out_of_data=1:40"], 2, "no step"),
+    (["--uneven", "20", "--inject", "out_of_data=0:20"], 2, "no step"),
+    (["--inject", "out_of_data=1:2", "--inject", "late_collective=1:1ms"], 2, "collective of the job's own"),
     (["--uneven", "1", "--inject", "barrier_every_step=all"], 2, "collective of the job's own"),
     (["--data-parallel"], 2, "one process"),
     (["--data-parallel"], 1, "needs GPUs"),

@@ -7,6 +7,7 @@ sleeps and then spins to the exact end (a sleep leaves the core to the other ran
 
 from __future__ import annotations
 
+import ctypes
 import time
 
 import torch
@@ -32,6 +33,11 @@ def wait(ns: int) -> None:
         time.sleep((ns - _SPIN_NS) / 1e9)
     while time.perf_counter_ns() < end:
         pass
+
+
+def hold_gil(ns: int) -> None:
+    """Take ``ns`` in a C call that keeps Python's lock: no other thread of the process runs Python meanwhile."""
+    ctypes.PyDLL(None).usleep(ctypes.c_uint(ns // 1000))
 
 
 def left(ns: int, began: int, device: torch.device) -> int:

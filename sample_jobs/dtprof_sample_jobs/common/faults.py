@@ -81,11 +81,19 @@ KINDS = {
     ),
     "stage_imbalance": Kind("stage", "time", "each forward pass of pipeline stage STAGE computes TIME longer, per micro-batch"),
     "few_microbatches": Kind("all", "count", "the pipeline has N micro-batches, however many were asked for"),
+    "kill": Kind(
+        "rank", "count", "RANK is killed (SIGKILL) in step N, once: the steps since the last whole checkpoint are repeated"
+    ),
+    "checkpoint_gil": Kind(
+        "rank", "time", "after each save a thread of RANK keeps Python's lock for TIME: its next step is TIME longer"
+    ),
+    "memory_creep": Kind("rank", "MiB", "RANK keeps MIB more in every step; it has no time truth"),
+    "out_of_data": Kind("rank", "count", "RANK has N steps fewer, and joins the others' all-reduces (Join)"),
     "router_skew": Kind(
         "expert", "share", "SHARE of the tokens of every layer choose EXPERT, the others do not, whatever the router says"
     ),
     "unbalanced_split": Kind(
-        "all", None, "a rank of c has one part of the sequence, not two: attention takes the last one (2c - 1) / c times the mean"
+        "all", None, "a rank of c has one part of the sequence, not two: the last one attends (2c - 1) / c times as long as the mean"
     ),
     "tp_across_nodes": Kind(
         "all", None, "ranks of tensor parallelism lie as far apart as the mesh allows: their messages go between hosts"
@@ -94,7 +102,7 @@ KINDS = {
 }
 COMMON = (
     "slow_rank", "slow_backward", "slow_data", "slow_host", "gc", "barrier_every_step", "checkpoint_stall", "late_collective",
-    "slow_link",
+    "memory_creep", "slow_link",
 )  # fmt: skip
 
 
@@ -162,6 +170,7 @@ class Faults:
         self._all = list(faults)
         self._mine = [f for f in faults if (where := KINDS[f.kind].where) not in here or here[where] == f.where]
         self._heap: list[Any] = []
+        self._kept: list[Tensor] = []
 
     def has(self, kind: str) -> bool:
         """Is there such a fault, on any rank?"""
@@ -205,12 +214,14 @@ class Faults:
             wait(self.ns("slow_data"))
 
     def end_of_step(self, step: int, device: torch.device) -> None:
-        """Called as the last thing in every step: late_collective, barrier_every_step, checkpoint_stall."""
+        """Called as the last thing in every step: late_collective, barrier_every_step, memory_creep, checkpoint_stall."""
         if self.has("late_collective"):
             wait(self.ns("late_collective"))
             dist.all_reduce(torch.zeros(1, device=device))
         if self.has("barrier_every_step"):
             dist.barrier()
+        if creep := self.amount("memory_creep"):
+            self._kept.append(torch.ones(round(creep * 2**18), device=device))
         if self.ns("checkpoint_stall") and self.stalls(step):
             with dtprof.annotate("checkpoint"):
                 wait(self.ns("checkpoint_stall"))

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 import dtprof
 from dtprof_sample_jobs.common.emulate import Emulated
@@ -48,7 +49,7 @@ def world(seed: int) -> Iterator[World]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
         torch.set_num_threads(1)
-    dist.init_process_group("nccl" if cuda else "gloo")
+    _init_process_group("nccl" if cuda else "gloo")
     random.seed(seed)
     torch.manual_seed(seed)
     try:
@@ -56,6 +57,25 @@ def world(seed: int) -> Iterator[World]:
     finally:
         gc.collect()
         dist.destroy_process_group()
+
+
+def attempt() -> int:
+    """How often torchrun has started the ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _init_process_group(backend: str) -> None:
+    """From the environment; after a restart with keys of its own in torchrun's store.
+
+    Without them gloo may read the addresses of the attempt before, and meet nobody (pytorch#135712).
+    """
+    if attempt() == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group(backend)
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    own = PrefixStore(f"attempt{attempt()}of{size}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
 
 
 def make_model(args: argparse.Namespace, device: torch.device) -> GPT | Emulated:
@@ -88,12 +108,15 @@ def train(
     sequences: int | None = None,
     data_ranks: int | None = None,
     around: contextlib.AbstractContextManager[object] | None = None,
+    first: int = 0,
+    saves: Callable[[int], bool] | None = None,
 ) -> None:
     """Run ``step(k)``, which returns the loss or None, for every step, measured unless --no-dtprof says otherwise.
 
     ``mesh`` (the default is one axis, dp) goes to the manifest; ``faults`` are those that act at the end of a step; ``steps``
     is the number for this rank; ``sequences`` is what this rank trains on per step (--batch), ``data_ranks`` how many ranks
-    have data of their own (all); ``around`` is entered around the loop (Join).
+    have data of their own (all); ``around`` is entered around the loop (Join); ``first`` is the step to begin with, and
+    ``saves(k)`` says which steps write a checkpoint.
     """
     losses: list[Tensor] = []
     mesh = mesh or Mesh({"dp": me.size})
@@ -106,35 +129,36 @@ def train(
         mesh=mesh.axes,
         coordinates=mesh.coordinates(),
         groups=mesh.groups(),
+        first_step=first,
     )
     began = time.perf_counter()
     with contextlib.nullcontext() if args.no_dtprof else session, around or contextlib.nullcontext():
-        for k in range(count):
+        for k in range(first, count):
             loss = step(k)
             if faults is not None:
                 faults.end_of_step(k, me.device)
             if loss is not None:
                 losses.append(loss.detach())
             on_host = loss is not None and loss.device.type == "cpu"
-            saved = getattr(args, "save", None) and k == count - 1
+            saved = saves(k) if saves is not None else getattr(args, "save", None) and k == count - 1
             dtprof.step(
                 loss=loss if on_host else None,
                 tokens=sequences * args.seq,
                 samples=sequences,
                 kind="checkpoint" if saved or (faults is not None and faults.stalls(k)) else None,
             )
-            if k == 0:
+            if k == first:
                 began = _now(me.device)
     seconds = _now(me.device) - began
     if args.losses:
         write_losses(args.losses, me.rank, losses)
     if me.rank == 0 and count:
-        text = f"{name}: {count} steps on {me.size} ranks"
+        text = f"{name}: {count - first} steps on {me.size} ranks"
         if losses:
             text += f", loss {losses[0].item():.4f} to {losses[-1].item():.4f}"
-        if count > 1:
+        if count > first + 1:
             tokens = sequences * args.seq * (data_ranks or me.size)
-            text += ", " + _speed(args, me, tokens * (count - 1) / seconds)
+            text += ", " + _speed(args, me, tokens * (count - first - 1) / seconds)
         print(text, flush=True)
 
 
