@@ -79,7 +79,7 @@ def _is_ours(path: Path) -> bool:
     try:
         with contextlib.closing(_open(path)) as database:
             return database.execute("SELECT 1 FROM sqlite_master WHERE name = 'DTPROF_ABOUT'").fetchone() is not None
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return False
 
 

@@ -31,7 +31,7 @@ class SqliteSource:
         try:
             self._pages = PageFile(self._settled())
             self._stored = self._list()
-        except (OSError, NotSqlite, sqlite3.Error) as error:
+        except (OSError, NotSqlite, sqlite3.Error, UnicodeDecodeError) as error:
             self._release()
             raise _unreadable(path, error) from error
         except BaseException:
@@ -103,7 +103,7 @@ class SqliteSource:
             if self.path.with_name(self.path.name + "-journal").exists():
                 what = "a journal lies beside the file: its last write was not finished"
                 self.losses.append(Loss(what, 1, "what is there is read; export it again"))
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
             self.losses.append(Loss("SQLite calls the file damaged", 1, "read as far as its pages go"))
 
     def _list(self) -> dict[str, Stored]:

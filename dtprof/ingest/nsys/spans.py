@@ -116,10 +116,10 @@ class Places:
         return self._numbers([Place(process, thread=thread) for process, thread in rows])[codes]
 
     def streams(self, columns: Ints, wait: bool) -> NDArray[np.int32]:
-        """Numbers of streams: rows of global process id, device (where it is missing, 0), context and stream number."""
+        """Numbers of streams: rows of global process id, device (0 where none is stated that can be), context and stream."""
         first, codes = distinct_rows(columns)
         rows = columns[:, first]
-        rows[0], rows[1] = process_of(rows[0]), np.maximum(rows[1], 0)
+        rows[0], rows[1] = process_of(rows[0]), np.where((rows[1] >= 0) & (rows[1] < 2**31), rows[1], 0)
         return self._numbers([Place(p, d, c, s, wait=wait) for p, d, c, s in rows.T.tolist()])[codes]
 
     def _numbers(self, places: list[Place]) -> NDArray[np.int32]:

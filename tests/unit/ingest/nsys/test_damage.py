@@ -1,6 +1,7 @@
 """Files that are cut, locked, empty, foreign, or still to be exported: one clear line, or what can be read."""
 
 import os
+import random
 import shutil
 import sqlite3
 import stat
@@ -9,7 +10,7 @@ import pytest
 
 import dtprof
 from dtprof.cli import main
-from dtprof.errors import InputError, MissingExtra, NotATrace
+from dtprof.errors import DtprofError, InputError, MissingExtra, NotATrace
 from tests.unit.ingest.nsys.maker import Report, losses, opened
 
 
@@ -210,3 +211,34 @@ def test_the_cache_gives_the_same_run(tmp_path):
         a, b = first.table("events", part), again.table("events", part)
         assert len(a) == 14_000 and all((a[c] == b[c]).all() for c in ("ts", "dur", "kind", "lane", "launch"))
         assert a.text("name") == b.text("name")
+
+
+def test_a_report_with_bytes_turned_over_opens_or_is_refused_in_one_line(tmp_path):
+    report = Report()
+    for i in range(120):
+        report.run(f"gemm{i % 7}", i * 1000 + 10, i * 1000 + 100, i * 1000 + 600, pid=1000 + 1000 * (i % 2), gridX=1 + 17 * i)
+        report.range("train_step", i * 1000, i * 1000 + 990)
+    data = report.write(tmp_path / "whole.sqlite", page=1024).read_bytes()
+    chance, outcomes = random.Random(1), set()
+    for _ in range(80):
+        broken = bytearray(data)
+        at = chance.randrange(100, len(data) - 2000)
+        for place in range(at, at + chance.randrange(1, 2000)):
+            broken[place] = chance.randrange(256)
+        path = tmp_path / "broken.sqlite"
+        path.write_bytes(broken)
+        try:
+            assert opened(path).parts
+            outcomes.add("opened")
+        except DtprofError as error:
+            assert "\n" not in error.message and path.name in error.message
+            outcomes.add("refused")
+    assert outcomes == {"opened", "refused"}
+
+
+def test_a_device_that_cannot_be_is_taken_for_the_first(tmp_path):
+    report = Report()
+    report.run("gemm", 10, 100, 600).run("gemm", 1010, 1100, 1600, device=2**40)
+    run = opened(report.write(tmp_path / "x.sqlite"))
+    lanes = run.table("lanes", 0)
+    assert lanes["device"][lanes["device"] >= 0].tolist() == [0]
