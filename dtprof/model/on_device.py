@@ -1,4 +1,4 @@
-"""Edits of the step graph of a run with device work: durations and lags change, the graph is run again, gates say yes or no."""
+"""Edits of the step graph of a run: durations and lags change, the graph is run again, gates say yes or no."""
 
 from __future__ import annotations
 
@@ -50,8 +50,13 @@ def checked(run: Run) -> tuple[StepGraph, Gates]:
     return _checked[run]
 
 
+def knows(edits: Sequence[Edit]) -> bool:
+    """Are all of these edits of the step graph?"""
+    return all(e.key in _EDITS for e in edits)
+
+
 def predict(run: Run, edits: Sequence[Edit]) -> Outcome:
-    """The step of a run with device work under ``edits``."""
+    """The step of a run under ``edits``, by its step graph."""
     if unknown := [f"{e.key} is not part of the step graph's edits" for e in edits if e.key not in _EDITS]:
         return withheld(edits, unknown, model=MODEL)
     graph, gates = checked(run)

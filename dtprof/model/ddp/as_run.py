@@ -7,7 +7,7 @@ from typing import Any
 
 from dtprof.edits import Edit
 from dtprof.model.ddp.buckets import assign
-from dtprof.model.ddp.gloo import RankWork, StepTimes
+from dtprof.model.ddp.gloo import StepTimes, ready_at
 from dtprof.model.ddp.predict import Change, DdpModel
 from dtprof.model.simulate.as_run import assembled, note
 from dtprof.run import Part, Run
@@ -45,7 +45,12 @@ def _tables(
         length = round(times.length)
         rows += _host_rows(step, origin, times, place, seen.steps[step][place].backward)
         work = model.works[step][place]
-        grads += _grads(step, origin, model, buckets, work)
+        view = change.view or bool(seen.config.get("gradient_as_bucket_view"))
+        ready = ready_at(work, seen.sizes, buckets, times.launched[place], view)
+        grads += [
+            {"step": step, "parameter": name, "bytes": size, "ready": origin + round(at)}
+            for name, size, at in zip(seen.names, seen.sizes, ready.tolist(), strict=True)
+        ]
         free = [0.0, 0.0]
         for number, size in enumerate(held):
             worker = min(WORKERS, key=lambda w: free[w - 1])
@@ -89,18 +94,6 @@ def _host_rows(
         spans += [("range", "forward", 0, begin), ("range", "backward", begin, synced), ("range", "optimizer", synced, end)]
     rows = [_row(kind, name, TRAINING, origin + lo, origin + hi, step) for kind, name, lo, hi in spans if hi > lo]
     return [row | {"phase": row["name"]} if row["kind"] == "range" else row for row in rows]
-
-
-def _grads(step: int, origin: int, model: DdpModel, buckets: Sequence[Sequence[int]], work: RankWork) -> list[dict[str, Any]]:
-    """When each gradient is there: the handing over of the buckets before its own comes on top of the rank's own work."""
-    return [
-        {
-            "step": step, "parameter": model.seen.names[i], "bytes": model.seen.sizes[i],
-            "ready": origin + round(float(work.ready[i]) + work.per_op * number),
-        }
-        for number, bucket in enumerate(buckets)
-        for i in bucket
-    ]  # fmt: skip
 
 
 def _row(kind: str, name: str, lane: int, ts: int, end: int, step: int) -> dict[str, Any]:

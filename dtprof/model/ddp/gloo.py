@@ -60,28 +60,43 @@ def simulate(
     view: bool = False,
     busy: float = 1.0,
     extra: float = 0.0,
+    drag: float = 0.0,
 ) -> StepTimes:
     """One step: ``sizes`` are the parameters' bytes, ``buckets`` their members in order; ``wire`` scales what is sent.
 
     A collective begins when all ranks have handed it over and a worker is free, in the order of the buckets. With ``view``
     gradients lie in the buckets, and nothing is copied. Where less than all travels (``wire`` below 1) a bucket is converted
     before, by the thread that hands it over, and back after, each at the price of a copy. ``busy``: how many times longer a
-    transfer takes while a rank still computes; ``extra``: ns that each takes in a job beside what the cost says.
+    transfer takes while a rank still computes; ``extra``: ns that each takes in a job beside what the cost says; ``drag``: by
+    how much of itself computing takes longer while something moves.
     """
     held = [sum(sizes[i] for i in bucket) for bucket in buckets]
-    need = np.array([_needs(rank, sizes, buckets, view, wire < 1) for rank in ranks])
+    need = np.array([needs(rank, sizes, buckets, view, wire < 1) for rank in ranks])
     total = np.array([float(rank.ready.max()) for rank in ranks])
     total = np.maximum(total, need.max(axis=1))
     back = max(rank.copy for rank in ranks) if wire < 1 else 0.0
     after = [b * back + extra / busy for b in held]
-    run = _Running(need, total, [b * wire for b in held], cost, after, busy)
+    run = _Running(need, total, [b * wire for b in held], cost, after, busy, drag)
     begin, end, launched, computed = run.through()
     synced = np.array([_finish(rank, float(computed[i]), end, held, view) for i, rank in enumerate(ranks)])
     ends = synced + np.array([rank.tail for rank in ranks])
     return StepTimes(begin, end, launched, computed, synced, ends)
 
 
-def _needs(rank: RankWork, sizes: Sequence[int], buckets: Sequence[Sequence[int]], view: bool, convert: bool) -> list[float]:
+def ready_at(rank: RankWork, sizes: Sequence[int], buckets: Sequence[Sequence[int]], launched: Floats, view: bool) -> Floats:
+    """When each gradient is there, in a step whose buckets were handed over at ``launched``: work between these passes evenly.
+
+    The handing over of the buckets before its own comes on top of the rank's own work.
+    """
+    before = np.zeros(len(sizes))
+    for number, bucket in enumerate(buckets):
+        before[list(bucket)] = number
+    need = needs(rank, sizes, buckets, view, convert=False)
+    work = rank.ready + rank.per_op * before
+    return np.asarray(np.interp(work, [0.0, *need], [0.0, *launched]) + np.maximum(work - need[-1], 0.0))
+
+
+def needs(rank: RankWork, sizes: Sequence[int], buckets: Sequence[Sequence[int]], view: bool, convert: bool) -> list[float]:
     """Work that a rank has done when it hands over each bucket, in order."""
     out: list[float] = []
     extra = 0.0
@@ -112,8 +127,9 @@ class _Running:
         cost: CostTable,
         after: Sequence[float],
         busy: float,
+        drag: float,
     ) -> None:
-        self.after, self.busy = after, busy
+        self.after, self.busy, self.drag = after, busy, drag
         self.need, self.total, self.held, self.cost = need, total, held, cost
         self.ranks, self.count = need.shape
         self.done = np.zeros(self.ranks)
@@ -158,13 +174,18 @@ class _Running:
         goals = np.where(np.isinf(self.launched), self.need, np.inf).min(axis=1)
         goals = np.where(np.isfinite(goals), goals, np.where(np.isinf(self.computed), self.total, np.inf))
         waits = goals - self.done
-        return float(min([*waits.tolist(), *(self.left[k] / moving[k] for k in self.left)]))
+        return float(min([*(waits / self._pace).tolist(), *(self.left[k] / moving[k] for k in self.left)]))
+
+    @property
+    def _pace(self) -> float:
+        """Work that a rank does per ns."""
+        return 1 / (1 + self.drag) if self.left else 1.0
 
     def _advance(self, step: float) -> None:
         moving = self._speeds()
         step = max(step, 0.0)
         self.now += step
-        self.done = np.minimum(self.done + step, np.maximum(self.total, self.need.max(axis=1)))
+        self.done = np.minimum(self.done + step * self._pace, np.maximum(self.total, self.need.max(axis=1)))
         for number in list(self.left):
             self.left[number] -= step * moving[number]
             if self.left[number] <= _EPSILON:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtprof.intervals import Ints
-from dtprof.model.typical import typical_step
+from dtprof.model.typical import ENOUGH, plain_steps, typical_step
 from dtprof.run import Part, Run
 from dtprof.schema import MISSING
 
@@ -19,7 +21,8 @@ Floats = NDArray[np.float64]
 class RankStep:
     """One step of one rank; ns from the common origin of the step.
 
-    ``ready``: gradient of each parameter accumulated; ``launched``: when each bucket's communication began on this rank;
+    ``ready``: gradient of each parameter accumulated; ``plain``: the same as it would be untraced; ``launched``:
+    when each bucket's communication began on this rank;
     ``ended``: when it was over; ``backward``: begin and end of the backward pass, where marked; ``begin`` and ``end`` of the
     step.
     """
@@ -27,6 +30,7 @@ class RankStep:
     rank: int
     begin: float
     ready: Floats
+    plain: Floats
     launched: Floats
     ended: Floats
     backward: tuple[float, float] | None
@@ -38,7 +42,8 @@ class Seen:
     """The DDP steps of a run.
 
     ``names``, ``sizes`` (bytes) and ``dtypes`` of the parameters; ``buckets``: members of each bucket by number, as measured;
-    ``steps``: step -> its ranks; ``typical_ns``: median duration of the untraced training steps, else of the traced ones;
+    ``steps``: step -> its ranks; ``handover_ns``: ns of a call that hands over one all-reduce, median, None where none is
+    recorded; ``typical_ns``: median duration of the untraced training steps, else of the traced ones;
     ``untraced``: how many of those there were; ``config``: the arguments of DDP.
     """
 
@@ -51,6 +56,7 @@ class Seen:
     config: dict[str, object]
     backend: str
     n: int
+    handover_ns: float | None = None
     reasons: tuple[str, ...] = field(default=())
 
     @property
@@ -84,7 +90,8 @@ def observe(run: Run) -> Seen | str:
         return "no captured step has the times of all buckets on all ranks"
     traced = float(np.median([max(r.end - r.begin for r in ranks) for ranks in steps.values()]))
     typical, untraced = typical_step(run, parts, traced)
-    return Seen(names, sizes, buckets, steps, typical, untraced, dict(config), str(config.get("backend")), n)
+    handover = _handover(run, parts)
+    return Seen(names, sizes, buckets, steps, typical, untraced, dict(config), str(config.get("backend")), n, handover)
 
 
 def _configs(part: Part) -> list[dict[str, object]]:
@@ -139,6 +146,7 @@ def _of_part(run: Run, part: Part, names: tuple[str, ...], count: int, origins: 
     place = {name: i for i, name in enumerate(names)}
     kinds = steps.text("kind")
     passes = _backward_passes(run, part)
+    plain = _without_tracing(run, part, count)
     out = {}
     for row, step in enumerate(steps["step"].tolist()):
         mine, sent = np.flatnonzero(grads["step"] == step), np.flatnonzero(buckets["step"] == step)
@@ -153,11 +161,42 @@ def _of_part(run: Run, part: Part, names: tuple[str, ...], count: int, origins: 
             continue
         begin = float(steps["host_ts"][row] + shift)
         out[step] = RankStep(
-            int(part.rank or 0), begin, ready, _shifted(buckets["start"][sent], shift), _shifted(buckets["end"][sent], shift),
+            int(part.rank or 0), begin, ready, begin + plain(ready - begin),
+            _shifted(buckets["start"][sent], shift), _shifted(buckets["end"][sent], shift),
             (passes[step][0] + shift, passes[step][1] + shift) if step in passes else None,
             begin + float(steps["host_dur"][row]),
         )  # fmt: skip
     return out
+
+
+def _without_tracing(run: Run, part: Part, count: int) -> Callable[[Floats], Floats]:
+    """From ns of a traced step to those of an untraced one: as the buckets' ready times, recorded in both, moved in the median.
+
+    As it is where fewer than five untraced steps have them.
+    """
+    buckets, steps = run.table("buckets", part.ordinal), run.table("steps", part.ordinal)
+    begins = dict(zip(steps["step"].tolist(), steps["host_ts"].tolist(), strict=True))
+    traced = set(steps["step"][steps["captured"]].tolist())
+    plain = set(plain_steps(run, [part]))
+    found: dict[bool, dict[int, list[float]]] = {False: defaultdict(list), True: defaultdict(list)}
+    whole = {step for step, n in Counter(buckets["step"].tolist()).items() if n == count and step in begins}
+    for step, bucket, ready in zip(*(buckets[c].tolist() for c in ("step", "bucket", "ready")), strict=True):
+        if step in whole and (step in traced or step in plain) and ready != MISSING:
+            found[step in traced][bucket].append(float(ready - begins[step]))
+    both = [[found[kind].get(b, []) for b in range(count)] for kind in (True, False)]
+    if any(len(each) == 0 for each in both[0]) or any(len(each) < ENOUGH for each in both[1]):
+        return lambda times: times
+    at, moved = ([0.0, *(float(np.median(each)) for each in kind)] for kind in both)
+    return lambda times: np.interp(times, at, moved) + np.maximum(times - at[-1], 0.0)
+
+
+def _handover(run: Run, parts: list[Part]) -> float | None:
+    """Median duration of the calls that hand over an all-reduce in captured steps, ns."""
+    found: list[int] = []
+    for part in parts:
+        events = run.table("events", part.ordinal)
+        found += events["dur"][events.is_("name", "c10d::allreduce_") & events.is_("kind", "cpu_op")].tolist()
+    return float(np.median(found)) if found else None
 
 
 def _shifted(times: Ints, shift: int) -> Floats:

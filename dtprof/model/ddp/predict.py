@@ -8,15 +8,19 @@ from functools import cached_property
 
 import numpy as np
 
+from dtprof import intervals
 from dtprof.model.cost import CostTable, from_spans
 from dtprof.model.ddp.buckets import Caps, assign
 from dtprof.model.ddp.gloo import RankWork, StepTimes, simulate
-from dtprof.model.ddp.observe import RankStep, Seen
+from dtprof.model.ddp.observe import Floats, RankStep, Seen
 
 # copying a byte is not slower than this on any machine that trains, ns
 _SLOWEST_COPY = 5.0
 # computing does not slow a transfer more than this on any machine that was seen
 _MOST_BUSY = 3.0
+# ns of the computing thread that a byte costs which gloo moves meanwhile: copying and adding take the core, or its caches.
+# Measured with two ranks on two cores (benchmarks/buckets.py, s_uniform); a rank with cores to spare loses less
+_CPU_PER_BYTE = 0.43
 # of the width of the interval: how sure one wants to be (95%, normal)
 _SIGMAS = 1.96
 
@@ -54,23 +58,36 @@ class Prediction:
 class DdpModel:
     """The DDP steps of a run as rank works, and what its collectives cost. Replays the run, and predicts changes of it."""
 
-    def __init__(self, seen: Seen, cost: CostTable, held: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self, seen: Seen, cost: CostTable, held: tuple[float, float] | None = None, cpu_per_byte: float = _CPU_PER_BYTE
+    ) -> None:
         self.seen, self.cost = seen, cost
         self.busy, self.extra = in_job(seen, cost) if held is None else held
-        self.per_op = cost.per_op or 0.0
+        self.per_op, self.cpu_per_byte = seen.handover_ns or cost.per_op or 0.0, cpu_per_byte
         self.order = [i for bucket in seen.buckets for i in bucket]
-        self.works = {step: [self._work(r) for r in ranks] for step, ranks in seen.steps.items()}
+        self.traced = {step: [self._work(r, ranks, r.ready) for r in ranks] for step, ranks in seen.steps.items()}
+        self.works = {step: [self._work(r, ranks, r.plain) for r in ranks] for step, ranks in seen.steps.items()}
         self.order = sorted(range(len(seen.sizes)), key=lambda i: self._typical_ready(i))
         self.base = {step: self._step(works, Change()) for step, works in self.works.items()}
+        self.replayed = {step: self._step(works, Change()) for step, works in self.traced.items()}
 
     def _typical_ready(self, parameter: int) -> float:
         return float(np.median([max(w.ready[parameter] for w in works) for works in self.works.values()]))
 
-    def _work(self, rank: RankStep) -> RankWork:
-        """Take out of a measured step what its own collectives put in."""
-        seen = self.seen
+    def _drag(self, cost: CostTable) -> float:
+        """By how much of itself computing takes longer while something moves: what a rank moves per ns costs CPU time."""
+        largest = float(cost.sizes[-1])
+        time = cost.alone(largest)
+        return self.cpu_per_byte * largest * 2 * (self.seen.n - 1) / self.seen.n / time if time > 0 else 0.0
+
+    def _work(self, rank: RankStep, ranks: Sequence[RankStep], times: Floats) -> RankWork:
+        """Take out of a measured step what its own collectives put in; ``times``: when its gradients are ready."""
+        seen, drag = self.seen, self._drag(self.cost)
         before = np.searchsorted(np.sort(rank.launched), rank.ready, "left")
-        ready = rank.ready - self.per_op * before
+        begin = np.max([r.launched for r in ranks], axis=0)
+        moving = intervals.union(begin.astype(np.int64), np.maximum(begin, rank.ended).astype(np.int64))
+        beside = intervals.measure(moving, np.zeros(len(rank.ready), np.int64), rank.ready.astype(np.int64))
+        ready = times - self.per_op * before - drag / (1 + drag) * beside
         copy = _copy(rank, seen)
         held = seen.bytes
         at = max(float(rank.ready.max()) + copy * seen.sizes[int(np.argmax(rank.ready))], 0.0)
@@ -85,7 +102,7 @@ class DdpModel:
         if change.ideal_rank is not None:
             works = _like_the_others(works, self.ranks.index(change.ideal_rank))
         view = change.view or bool(seen.config.get("gradient_as_bucket_view"))
-        return simulate(works, seen.sizes, buckets, cost, change.wire, view, self.busy, self.extra)
+        return simulate(works, seen.sizes, buckets, cost, change.wire, view, self.busy, self.extra, self._drag(cost))
 
     def step_times(self, step: int, change: Change) -> StepTimes:
         """One captured step under a change."""
@@ -110,7 +127,7 @@ class DdpModel:
     def replay_errors(self) -> list[float]:
         """(replayed - measured) / measured of every step, by the last rank to end it."""
         return [
-            (self.base[step].length - max(r.end for r in ranks)) / max(r.end for r in ranks)
+            (self.replayed[step].length - max(r.end for r in ranks)) / max(r.end for r in ranks)
             for step, ranks in self.seen.steps.items()
         ]
 
@@ -137,8 +154,9 @@ class DdpModel:
 
     @cached_property
     def _variants(self) -> list[DdpModel]:
-        """The same steps with the costs at the ends of what is not known of them."""
-        return [DdpModel(self.seen, cost, (self.busy, self.extra)) for cost in self.cost.variants()]
+        """The same steps with the costs at the ends of what is not known of them, and with cores to spare."""
+        held = self.busy, self.extra
+        return [*(DdpModel(self.seen, cost, held) for cost in self.cost.variants()), DdpModel(self.seen, self.cost, held, 0.0)]
 
     def _gain(self, change: Change) -> float:
         """Median over the steps of the time that a change adds, ns."""

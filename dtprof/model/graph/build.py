@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from dtprof.model.graph import blocking, device, host, waits
+from dtprof.model.graph.cpu import build_cpu
 from dtprof.model.graph.device import Placed
 from dtprof.model.graph.graph import FILLS, YIELDS, Builder, NodeKind, StepGraph
 from dtprof.model.graph.nodes import PartNodes
@@ -19,22 +20,25 @@ FILLING_WARPS = 64.0
 
 
 def build(run: Run, rule: str = "elimination") -> StepGraph:
-    """The graph of the whole capture of a run with device work; ``rule`` is one of ``waits.RULES``.
+    """The graph of the whole capture of a run; ``rule``, one of ``waits.RULES``, is for waits on a device.
 
     ``notes`` holds, by part ordinal, what was inferred and how: handoffs, waits recorded and inferred, unplaced waits,
-    queue depth, and operations without a launch call in the trace.
+    queue depth, and operations without a launch call in the trace; without device work what ``cpu.build_cpu`` says.
     """
     builder = Builder()
+    everyone = [PartNodes(run, part.ordinal, part.rank, part.clock_offset_ns) for part in run.parts]
+    if not any(len(nodes.ops) for nodes in everyone):
+        build_cpu(run, builder, everyone)
+        return builder.build()
     meets = _meets(run, builder)
-    for part in run.parts:
-        nodes = PartNodes(run, part.ordinal, part.rank, part.clock_offset_ns)
+    for nodes in everyone:
         if len(nodes.ops) == 0:
             continue
         placed = Placed()
         queued = blocking.queued_calls(nodes)
         depth = blocking.queue_depth(nodes)
         host.place(nodes, builder, placed, blocking.blocking_calls(nodes) | queued)
-        device.place(nodes, builder, placed, meets.get(part.ordinal, {}))
+        device.place(nodes, builder, placed, meets.get(nodes.part, {}))
         device.connect(nodes, builder, placed, device.constants(nodes))
         _crowd(nodes, builder, placed)
         found = waits.find(nodes, rule)
@@ -43,7 +47,7 @@ def build(run: Run, rule: str = "elimination") -> StepGraph:
         if depth is not None:
             blocking.connect_queue(nodes, builder, placed, depth)
         handoffs = host.connect(nodes, builder, placed)
-        builder.notes[str(part.ordinal)] = {
+        builder.notes[str(nodes.part)] = {
             "handoffs": handoffs,
             "waits_certain": sum(w.certain for w in found.waits),
             "waits_inferred": sum(not w.certain for w in found.waits),

@@ -20,6 +20,7 @@ class NodeKind(IntEnum):
     OP = 2  # a device operation
     ARRIVAL = 3  # one rank at a matched operation
     MEET = 4  # a matched operation, all ranks there
+    STEP = 5  # a host step begins, or ends where none follows
 
 
 class EdgeKind(IntEnum):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
+from dtprof import intervals
 from dtprof.model.pipeline.schedules import Action, Kind
 from dtprof.model.typical import typical_step
 from dtprof.ranges import parse_range
@@ -20,11 +21,12 @@ _WAITING = 0.25
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a rank, ns from the step's origin."""
+    """One pass of a rank, ns from the step's origin; ``outside``: how much of it lies in no operator and no layer."""
 
     action: Action
     start: float
     end: float
+    outside: float
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class SeenPipeline:
 
     ``stages``: their number; ``microbatches``; ``takes``: (kind, stage) -> ns, median; ``between``: ns between two passes of a
     rank that follow each other at once; ``message``: ns from a pass's end to the start of the one that waited for what it
-    sent; ``head`` and ``tail``: ns of the step before its first and after its last pass; ``orders``: each rank's actions.
+    sent; ``head`` and ``tail``: ns of the step before its first and after its last pass; ``orders``: each rank's actions;
+    ``fixed``: kind -> ns of a pass, median, in which neither an operator nor a layer runs: what every pass takes.
     """
 
     ranks: tuple[int, ...]
@@ -56,6 +59,7 @@ class SeenPipeline:
     steps: dict[int, PipelineStep]
     typical_ns: float
     untraced: int
+    fixed: dict[Kind, float] = field(default_factory=dict)
 
 
 def observe(run: Run) -> SeenPipeline | str:
@@ -64,6 +68,8 @@ def observe(run: Run) -> SeenPipeline | str:
     if not any(run.table("events", p.ordinal).known("microbatch").any() for p in parts):
         return "no pass is tagged with stage and micro-batch"
     origins = _origins(run, parts)
+    if not origins:
+        return "no captured step has the passes of all ranks"
     found: dict[int, dict[int, list[Pass]]] = defaultdict(dict)
     for rank, part in enumerate(parts):
         for step, passes in _passes(run, part, origins).items():
@@ -82,27 +88,31 @@ def _same(one: list[Pass], other: list[Pass]) -> bool:
 
 
 def _origins(run: Run, parts: list[Part]) -> dict[int, int]:
-    out: dict[int, int] = {}
-    for part in parts:
-        steps = run.table("steps", part.ordinal)
-        for step, ts, captured in zip(
-            steps["step"].tolist(), steps["host_ts"].tolist(), steps["captured"].tolist(), strict=True
-        ):
-            if captured:
-                out[step] = min(out.get(step, 1 << 62), ts + part.clock_offset_ns)
-    return out
+    """Begin of every captured step on the rank of the first stage: the others enter it when their part of the last is done."""
+    first = min(parts, key=lambda part: _lowest_stage(run, part))
+    steps = run.table("steps", first.ordinal)
+    begins = zip(steps["step"].tolist(), steps["host_ts"].tolist(), steps["captured"].tolist(), strict=True)
+    return {step: ts + first.clock_offset_ns for step, ts, captured in begins if captured}
+
+
+def _lowest_stage(run: Run, part: Part) -> int:
+    events = run.table("events", part.ordinal)
+    return int(min(events["stage"][events.known("stage")], default=1 << 30))
 
 
 def _passes(run: Run, part: Part, origins: dict[int, int]) -> dict[int, list[Pass]]:
     events = run.table("events", part.ordinal)
     rows = events.take(events.is_("kind", "range") & events.known("microbatch") & events.known("stage"))
     columns = [rows[name].tolist() for name in ("step", "stage", "microbatch", "ts", "dur")]
+    working = np.flatnonzero(events.is_("kind", "cpu_op") | (events.is_("kind", "range") & events.known("layer")))
+    work = intervals.union(events["ts"][working], (events["ts"] + events["dur"])[working])
+    inside = intervals.measure(work, rows["ts"], rows["ts"] + rows["dur"]).tolist()
     out: dict[int, list[Pass]] = defaultdict(list)
-    for text, step, stage, microbatch, ts, dur in zip(rows.text("name"), *columns, strict=True):
+    for text, step, stage, microbatch, ts, dur, known in zip(rows.text("name"), *columns, inside, strict=True):
         kind = _KINDS.get(parse_range(text or "")[0])
         if kind is not None and step in origins:
             start = float(ts + part.clock_offset_ns - origins[step])
-            out[step].append(Pass(Action(kind, stage, microbatch), start, start + dur))
+            out[step].append(Pass(Action(kind, stage, microbatch), start, start + dur, float(dur - known)))
     return out
 
 
@@ -130,8 +140,16 @@ def _summary(run: Run, parts: list[Part], steps: dict[int, PipelineStep]) -> See
         tuple(int(p.rank or 0) for p in parts), 1 + max(p.action.stage for p in every),
         1 + max(p.action.microbatch for p in every), takes, between, _message(steps, shortest, between),
         float(np.median(heads)), float(np.median(tails)), {r: [p.action for p in passes] for r, passes in first.passes.items()},
-        steps, typical, untraced,
+        steps, typical, untraced, _fixed(every),
     )  # fmt: skip
+
+
+def _fixed(every: list[Pass]) -> dict[Kind, float]:
+    """Median time of a pass outside of operators and layers, by kind."""
+    outside: dict[Kind, list[float]] = defaultdict(list)
+    for p in every:
+        outside[p.action.kind].append(p.outside)
+    return {kind: float(np.median(found)) for kind, found in outside.items()}
 
 
 def _message(steps: dict[int, PipelineStep], shortest: float, between: float) -> float:

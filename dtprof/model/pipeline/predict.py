@@ -83,7 +83,8 @@ def changed_plan(
 
     A stage that is parted goes into equal pieces; a backward pass that is parted takes half of its time for the input and half
     for the weights, and on the first stage, whose input needs no gradient, all of it for the weights. The batch
-    is held: passes of other micro-batches take time in proportion to their size.
+    is held: passes of other micro-batches take time in proportion to their size, but for what every pass takes, whatever is in
+    it (``SeenPipeline.fixed``).
     """
     ranks = len(seen.ranks)
     have = seen.stages // ranks
@@ -96,8 +97,8 @@ def changed_plan(
         raise ValueError("the ranks have different numbers of stages")
     actions = order(name, ranks, count, wanted)
     stages = ranks * wanted
-    takes = _takes(seen, stages, name == "zero-bubble", even)
-    return Plan(actions, stages, {key: value * seen.microbatches / count for key, value in takes.items()})
+    takes = _takes(seen, stages, name == "zero-bubble", even, seen.microbatches / count)
+    return Plan(actions, stages, takes)
 
 
 def _schedule_of(seen: SeenPipeline) -> str:
@@ -112,23 +113,33 @@ def _schedule_of(seen: SeenPipeline) -> str:
     raise ValueError("the schedule that was run is none that is modelled; name one with pipeline.schedule")
 
 
-def _takes(seen: SeenPipeline, stages: int, parted: bool, even: bool) -> dict[tuple[Kind, int], float]:
+def _takes(seen: SeenPipeline, stages: int, parted: bool, even: bool, scale: float) -> dict[tuple[Kind, int], float]:
+    """ns of every pass of ``stages`` stages, of micro-batches that are ``scale`` times as large as the measured ones."""
     forward, backward = _per_stage(seen, "F", stages, even), _per_stage(seen, "B", stages, even)
+    fixed, again = _fixed(seen, "F"), _fixed(seen, "B")
     out: dict[tuple[Kind, int], float] = {}
     for stage in range(stages):
-        out["F", stage] = forward[stage]
-        if parted:
-            share = 0.5 if stage else 0.0
-            out["I", stage], out["W", stage] = share * backward[stage], (1 - share) * backward[stage]
-        else:
-            out["B", stage] = backward[stage]
+        out["F", stage] = fixed + scale * forward[stage]
+        if not parted:
+            out["B", stage] = again + scale * backward[stage]
+            continue
+        share = 0.5 if stage else 0.0
+        out["I", stage] = (again if stage else 0.0) + scale * share * backward[stage]
+        out["W", stage] = again + scale * (1 - share) * backward[stage]
     return out
 
 
+def _fixed(seen: SeenPipeline, kind: Kind) -> float:
+    """What every pass of a direction takes, ns; of a backward pass that was parted, what its longer half does."""
+    return seen.fixed.get(kind, max(seen.fixed.get("I", 0.0), seen.fixed.get("W", 0.0)) if kind == "B" else 0.0)
+
+
 def _per_stage(seen: SeenPipeline, kind: Kind, stages: int, even: bool) -> list[float]:
-    """Time of one direction in each of ``stages`` equal pieces of the model; a parted backward pass counts whole."""
+    """Time of one direction in each of ``stages`` equal pieces of the model, without what every pass takes; a parted backward
+    pass counts whole.
+    """
     whole = [
-        seen.takes[kind, s] if (kind, s) in seen.takes else seen.takes.get(("I", s), 0.0) + seen.takes.get(("W", s), 0.0)
+        max(sum(seen.takes[k, s] - seen.fixed.get(k, 0.0) for k in _kinds(kind) if (k, s) in seen.takes), 0.0)
         for s in range(seen.stages)
     ]
     if even:
@@ -137,3 +148,8 @@ def _per_stage(seen: SeenPipeline, kind: Kind, stages: int, even: bool) -> list[
     edges = np.interp(np.linspace(0, seen.stages, stages + 1), np.arange(seen.stages + 1), along)
     pieces: list[float] = np.diff(edges).tolist()
     return pieces
+
+
+def _kinds(kind: Kind) -> tuple[Kind, ...]:
+    """The passes that make up one direction."""
+    return ("F",) if kind == "F" else ("B", "I", "W")

@@ -45,7 +45,7 @@ def predict(run: Run, edits: Sequence[Edit]) -> Outcome:
     except ValueError as problem:
         return withheld(edits, [str(problem)], error, MODEL)
     value = seen.typical_ns + found.step_ns - base.step_ns
-    half = error * value + _scatter(seen)
+    half = error * value + _scatter(seen) + _overhead(seen, plan)
     notes = [f"bubble {base.bubble:.1%} of the ranks' time measured, {found.bubble:.1%} predicted"]
     if (count := 1 + max(a.microbatch for a in plan.actions[0])) != seen.microbatches:
         notes.append(
@@ -66,6 +66,12 @@ def _scatter(seen: SeenPipeline) -> float:
     """Half width of the 95% interval of the mean measured step, ns."""
     ends = [step.end for step in seen.steps.values()]
     return 1.96 * float(np.std(ends)) / float(len(ends) ** 0.5)
+
+
+def _overhead(seen: SeenPipeline, plan: Plan) -> float:
+    """What the passes that come or go cost beside their layers is known to a factor of two: that much, ns."""
+    more = max(abs(len(actions) - len(seen.orders[rank])) for rank, actions in plan.actions.items())
+    return more * (seen.between + max(seen.fixed.values(), default=0.0))
 
 
 def _as_run(run: Run, seen: SeenPipeline, plan: Plan, found: Result, edits: Sequence[Edit]) -> Run:

@@ -81,6 +81,8 @@ def _place(graph: StepGraph, times: Times, nodes: NDArray[np.int64], offset: int
     """Rows that are nodes: a blocking call from its entry to its return, an arrival to the end of the meeting."""
     meeting = dict(zip(graph.src.tolist(), graph.dst.tolist(), strict=True))
     for node, kind, row in zip(nodes.tolist(), graph.kind[nodes].tolist(), graph.row[nodes].tolist(), strict=True):
+        if row < 0:
+            continue
         if kind == NodeKind.RETURN:
             end[row] = times.end[node] - offset
             continue

@@ -40,7 +40,12 @@ class Window:
 
 
 def windows(run: Run, graph: StepGraph) -> list[Window]:
-    """The device steps of every part, by part and step; where a part has none, its whole capture as step -1."""
+    """The device steps of every part, by part and step; where a part has none, its whole capture as step -1.
+
+    The host's steps where there is no device work.
+    """
+    if np.any(graph.kind == NodeKind.STEP):
+        return _host_windows(run, graph)
     out = []
     for part in run.parts:
         nodes = np.flatnonzero((graph.part == part.ordinal) & np.isin(graph.kind, [NodeKind.OP, NodeKind.ARRIVAL]))
@@ -66,6 +71,21 @@ def windows(run: Run, graph: StepGraph) -> list[Window]:
             first = int(nodes[np.argmin(graph.start[nodes])])
             last = int(nodes[np.argmax(graph.end[nodes])])
             out.append(Window(part.ordinal, part.rank, -1, int(graph.start[first]), int(graph.end[last]), first, last, True))
+    return out
+
+
+def _host_windows(run: Run, graph: StepGraph) -> list[Window]:
+    out = []
+    for part in run.parts:
+        borders = np.flatnonzero((graph.part == part.ordinal) & (graph.kind == NodeKind.STEP))
+        borders = borders[np.argsort(graph.start[borders], kind="stable")]
+        begins = graph.start[borders] - part.clock_offset_ns
+        steps = run.table("steps", part.ordinal)
+        number = dict(zip(steps["host_ts"].tolist(), steps["step"].tolist(), strict=True))
+        for first, last, begin in zip(borders[:-1].tolist(), borders[1:].tolist(), begins[:-1].tolist(), strict=True):
+            if begin in number:
+                start, end = int(graph.start[first]), int(graph.start[last])
+                out.append(Window(part.ordinal, part.rank, number[begin], start, end, first, last, False))
     return out
 
 

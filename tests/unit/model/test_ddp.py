@@ -8,7 +8,7 @@ from dtprof.edits import parse_edits
 from dtprof.model.cost import CostTable, from_spans
 from dtprof.model.ddp.as_run import simulated_run
 from dtprof.model.ddp.buckets import MIB, Caps, assign
-from dtprof.model.ddp.gloo import RankWork, simulate
+from dtprof.model.ddp.gloo import RankWork, ready_at, simulate
 from dtprof.model.ddp.observe import RankStep, Seen, observe
 from dtprof.model.ddp.predict import Change, DdpModel, in_job
 from dtprof.model.whatif import what_if
@@ -137,14 +137,24 @@ SIZES = tuple([MIB] * 16)
 COST = line(alpha=1 * MS, per_mib=6 * MS, slowdown=1.6, per_op=0.3 * MS)
 
 
+# what computing loses beside transfers on that network: 0.43 ns per byte
+DRAG = 0.43 * 64 * MIB / COST.alone(64 * MIB)
+
+
+def truth(works, caps):
+    """What the job does with these bucket sizes."""
+    return simulate(works, SIZES, assign(SIZES, range(16), caps), COST, drag=DRAG)
+
+
 def measured(works, steps=6, caps=None, cost=COST, view=False, busy=1.0, extra=0.0):
     """A run whose DDP steps are the simulation of these works: what a perfect measurement would hold."""
     order = list(range(len(SIZES)))
     buckets = tuple(tuple(b) for b in assign(SIZES, order, caps or Caps.of()))
-    found = simulate(works, SIZES, buckets, cost, view=view, busy=busy, extra=extra)
+    found = simulate(works, SIZES, buckets, cost, view=view, busy=busy, extra=extra, drag=DRAG)
+    ready = [ready_at(w, SIZES, buckets, found.launched[i], view) for i, w in enumerate(works)]
     ranks = tuple(
         RankStep(
-            i, 0.0, w.ready + w.per_op * np.array([n for n, b in enumerate(buckets) for _ in b]), found.launched[i], found.end,
+            i, 0.0, ready[i], ready[i], found.launched[i], found.end,
             (10 * MS, float(found.synced[i])), float(found.ends[i]),
         )
         for i, w in enumerate(works)
@@ -181,28 +191,34 @@ class TestClosedLoop:
         run, _, found = measured(works)
         seen = observe(run)
         assert seen.buckets == tuple(tuple(b) for b in assign(SIZES, range(16), Caps.of()))
-        assert seen.typical_ns == pytest.approx(found.length, rel=1e-6)
+        assert seen.typical_ns == pytest.approx(found.length, rel=1e-4)
 
     @pytest.mark.parametrize("cap", [0.5, 1, 2, 5, 10, 25, 100])
     def test_every_bucket_size_is_what_the_job_would_have_done(self, works, cap):
         run, _, _ = measured(works)
         model = DdpModel(observe(run), COST)
         assert model.replay_error < 0.003
-        truth = simulate(works, SIZES, assign(SIZES, range(16), Caps.of(cap)), COST)
-        assert model.predict(Change(caps=Caps.of(cap))).step_ns == pytest.approx(truth.length, rel=0.005)
+        assert model.predict(Change(caps=Caps.of(cap))).step_ns == pytest.approx(truth(works, Caps.of(cap)).length, rel=0.005)
 
     def test_without_the_second_worker_it_would_be_wrong(self, works, monkeypatch):
         run, _, _ = measured(works)
         model = DdpModel(observe(run), COST)
-        truth = simulate(works, SIZES, assign(SIZES, range(16), Caps.of(2)), COST)
+        told = truth(works, Caps.of(2)).length
         monkeypatch.setattr("dtprof.model.ddp.gloo.WORKERS", 1)
-        assert model.predict(Change(caps=Caps.of(2))).step_ns != pytest.approx(truth.length, rel=0.01)
+        assert model.predict(Change(caps=Caps.of(2))).step_ns != pytest.approx(told, rel=0.01)
+
+    def test_computing_is_slower_beside_transfers_and_that_is_taken_out_again(self, works):
+        """One bucket moves nothing beside the backward pass, which then takes what it takes alone."""
+        run, _, found = measured(works, caps=Caps.of(2))
+        assert np.max(found.computed) > max(w.ready.max() for w in works) + 3 * MS
+        assert [w.ready for w in DdpModel(observe(run), COST).works[0]] == [pytest.approx(w.ready, abs=0.3 * MS) for w in works]
+        assert truth(works, Caps.of(100)).computed.max() == pytest.approx(103 * MS + 0.3 * MS + 0.25 * MIB, abs=0.1 * MS)
 
     def test_a_slow_rank_repaired_is_the_step_without_it(self, works):
         late = [works[0], RankWork(works[0].ready + 20 * MS, 0.25, 0.3 * MS, 8 * MS)]
         run, _, slow = measured(late)
         found = what_if(run, parse_edits(["ideal.rank=1"]))
-        healthy = simulate([works[0], works[0]], SIZES, assign(SIZES, range(16), Caps.of()), COST)
+        healthy = truth([works[0], works[0]], Caps.of())
         assert slow.length - healthy.length == pytest.approx(20 * MS)
         assert found.saved_ns == pytest.approx(20 * MS, rel=0.1)
 
