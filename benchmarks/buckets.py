@@ -4,9 +4,11 @@
 
 The group's collectives are measured by ``dtprof job collectives``, the job once with default buckets; from these two the
 model predicts every cap. Then all caps run by turns, step by step, in one process per rank. Keys: rows of {cap_mb (null: the
-default), measured_s, predicted_s, low, high}, mean_error and max_error (ratios, absolute), regret (the cap that the model
-calls best, against the best one; the best is chosen on odd steps, both are scored on even ones), aa_noise (95% half width
-of the median ratio of two equal configurations), replay_error.
+default), measured_s, predicted_s, low, high}, mean_error and max_error (ratios, absolute), drift (the step of the profile
+against that of the same configuration among the turns, which come a minute later), mean_error_of_change and
+max_error_of_change (the predicted difference added to the default's step among the turns: what is left without the drift),
+regret (the cap that the model calls best, against the best one; the best is chosen on odd steps, both are scored on even
+ones), aa_noise (95% half width of the median ratio of two equal configurations), replay_error.
 """
 
 import argparse
@@ -56,10 +58,12 @@ def predict(args, out):
 
 def score(truth, predicted, replay_error):
     names = {cap: "default" if cap is None else str(cap) for cap in predicted}
-    rows, errors = [], []
+    rows, errors, changes = [], [], []
+    default = statistics.median(truth["default"] + truth["default again"])
     for cap, guess in predicted.items():
         measured = statistics.median(truth[names[cap]])
         errors.append(abs(guess.step_ns / 1e9 / measured - 1))
+        changes.append(abs((default + (guess.step_ns - guess.base_ns) / 1e9) / measured - 1))
         rows.append({
             "cap_mb": cap, "measured_s": measured, "predicted_s": guess.step_ns / 1e9, "low": guess.low_ns / 1e9,
             "high": guess.high_ns / 1e9,
@@ -70,6 +74,8 @@ def score(truth, predicted, replay_error):
     ratios = [math.log(b / a) for a, b in zip(truth["default"], truth["default again"], strict=True)]
     return {
         "rows": rows, "mean_error": statistics.mean(errors), "max_error": max(errors),
+        "drift": predicted[None].base_ns / 1e9 / default - 1, "mean_error_of_change": statistics.mean(changes),
+        "max_error_of_change": max(changes),
         "regret": scored[chosen] / scored[best] - 1, "best_cap_mb": best, "chosen_cap_mb": chosen,
         "aa_noise": 1.96 * 1.2533 * statistics.stdev(ratios) / math.sqrt(len(ratios)), "replay_error": replay_error,
     }  # fmt: skip
@@ -101,7 +107,9 @@ def main():
         interval = f"{row['low'] * 1e3:.1f} to {row['high'] * 1e3:.1f}"
         error = row["predicted_s"] / row["measured_s"] - 1
         print(f"{cap:>8} {row['measured_s'] * 1e3:>7.1f} ms {row['predicted_s'] * 1e3:>7.1f} ms {interval:>19} {error:>+7.1%}")
-    summary = ("mean_error", "max_error", "regret", "aa_noise", "replay_error")
+    summary = (
+        "mean_error", "max_error", "drift", "mean_error_of_change", "max_error_of_change", "regret", "aa_noise", "replay_error",
+    )  # fmt: skip
     print(" · ".join(f"{key} {found[key]:.1%}" for key in summary))
 
 

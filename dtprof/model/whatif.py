@@ -19,7 +19,8 @@ from dtprof.model.ddp.powersgd import predict_powersgd
 from dtprof.model.ddp.predict import Change, DdpModel, cost_of_run
 from dtprof.model.fsdp.marks import has_fsdp
 from dtprof.model.fsdp.whatif import predict as predict_fsdp
-from dtprof.model.on_device import predict as predict_on_device
+from dtprof.model.on_device import knows as on_graph
+from dtprof.model.on_device import predict as predict_on_graph
 from dtprof.model.outcome import Outcome, withheld
 from dtprof.model.pipeline.whatif import predict as predict_pipeline
 from dtprof.run import Run
@@ -41,7 +42,7 @@ def what_if(run: Run, edits: Sequence[Edit], calibration: Path | None = None) ->
         raise InputError("no edit to predict", "give --set KEY=VALUE")
     calibration = calibration or calibration_of(run)
     if _on_device(run):
-        return predict_on_device(run, edits)
+        return predict_on_graph(run, edits)
     if any(edit.key.startswith("pipeline.") for edit in edits):
         return predict_pipeline(run, edits)
     if any(edit.key.startswith("fsdp.") for edit in edits):
@@ -52,6 +53,8 @@ def what_if(run: Run, edits: Sequence[Edit], calibration: Path | None = None) ->
     if isinstance(seen, str):
         if has_fsdp(run):
             return predict_fsdp(run, edits, calibration)
+        if on_graph(edits):
+            return predict_on_graph(run, edits)
         return withheld(edits, (f"{seen}; a CPU job is modelled by its DDP steps",))
     return _of_ddp(run, seen, edits, calibration)
 
@@ -77,7 +80,7 @@ def _of_ddp(run: Run, seen: Seen, edits: Sequence[Edit], calibration: Path | Non
     notes = [f"costs of communication from {made.cost.source}"]
     if all(r.backward is None for ranks in seen.steps.values() for r in ranks):
         notes.append("the end of the backward pass is not marked: copies out of the buckets count as the rest of the step")
-    if made.cost.per_op is None:
+    if made.cost.per_op is None and seen.handover_ns is None:
         notes.append("what handing over a collective costs was not measured: nothing, with up to 0.6 ms in the interval")
     if not seen.untraced:
         notes.append("no untraced steps: the step is compared as it was under the tracer")
