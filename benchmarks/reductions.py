@@ -4,8 +4,10 @@
 
 The group's all-reduces are measured by ``dtprof job collectives``; the job once with one pass per step and once with
 ``--micro`` passes that all reduce. From these the model predicts the step with no_sync, and with gradients in fp16 and bf16.
-Then all ways run by turns, step by step, in one process per rank. Keys: rows of {way, edit, from, measured_s, predicted_s, low,
-high, error}, max_error, aa_noise (95% half width of the median ratio of two equal configurations).
+Then all ways run by turns, step by step, in one process per rank. What is predicted as a share of the recorded step is
+compared as that share of the same way among the turns: a machine whose pace changes in between does not count. Keys: rows of
+{way, edit, from, measured_s, predicted_s, low, high, error}, max_error, aa_noise (95% half width of the median ratio of two
+equal configurations), measured_s (of all ways).
 """
 
 import argparse
@@ -38,20 +40,22 @@ def measure(args, out):
 
 
 def score(args, out, truth):
+    medians = {name: statistics.median(times) for name, times in truth.items()}
     rows = []
     for way, edit, source in WAYS:
         text = edit.format(micro=args.micro)
         found = what_if(dtprof.open_run(out / source), parse_edits([text]), out / "collectives")
         if found.predicted_ns is None:
             sys.exit(f"reductions: {text} from {source}: {'; '.join(found.withheld)}")
-        measured = statistics.median(truth[way])
+        value, low, high = (
+            medians[source] * ns / found.measured_ns for ns in (found.predicted_ns, found.low_ns, found.high_ns)
+        )
         rows.append({
-            "way": way, "edit": text, "from": source, "measured_s": measured, "predicted_s": found.predicted_ns / 1e9,
-            "low": found.low_ns / 1e9, "high": found.high_ns / 1e9, "error": found.predicted_ns / 1e9 / measured - 1,
+            "way": way, "edit": text, "from": source, "measured_s": medians[way], "predicted_s": value, "low": low,
+            "high": high, "error": value / medians[way] - 1,
         })  # fmt: skip
     ratios = [math.log(b / a) for a, b in zip(truth["plain"], truth["plain again"], strict=True)]
     noise = 1.96 * 1.2533 * statistics.stdev(ratios) / math.sqrt(len(ratios))
-    medians = {name: statistics.median(times) for name, times in truth.items()}
     return {"rows": rows, "max_error": max(abs(r["error"]) for r in rows), "aa_noise": noise, "measured_s": medians}
 
 

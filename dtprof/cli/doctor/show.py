@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from dtprof.catalogue.hardware import gpu_of
 from dtprof.report.text_layout import wrap
 
 STYLES = {"ok": "green", "limited": "yellow", "missing": "red", "absent": "dim", "unknown": "yellow"}
@@ -106,7 +107,21 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
     words.append(f"NUMA node {gpu['numa_node']}" if gpu["numa_node"] is not None else "")
     words.append(f"{gpu['nvlinks']} NVLinks" if gpu["nvlinks"] else "no NVLink")
     words.append("cut into MIG devices" if gpu["mig"] else "")
-    return ", ".join(word for word in words if word)
+    return ", ".join(word for word in words if word) + expected_of(gpu["name"], gpu["nvlinks"])
+
+
+def expected_of(name: str | None, nvlinks: int) -> str:
+    """What the catalogue expects of such a GPU at best, and whether links are missing; empty where it has it not."""
+    gpu = gpu_of(name)
+    if gpu is None:
+        return ""
+    kind = "bf16" if gpu.flops("bf16") is not None else "fp16"
+    told = f"; at best {(gpu.flops(kind) or 0) / 1e12:,.0f} TFLOP/s in {kind}, memory {gpu.memory_gb_s:,.0f} GB/s"
+    if gpu.fast is None:
+        return told
+    told += f", {gpu.fast.gb_s:,.0f} GB/s to its peers"
+    missing = gpu.fast.fabric == "nvlink" and gpu.fast.reach != "pair" and nvlinks < gpu.fast.links
+    return told + (f" over {gpu.fast.links} NVLinks, of which {gpu.fast.links - nvlinks} are down" if missing else "")
 
 
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 from dtprof.cli import main
 from dtprof.cli.doctor import examine, machine, probes, software, topology
 from dtprof.cli.doctor.item import Item, guarded, numbers, pip
-from dtprof.cli.doctor.show import lines
+from dtprof.cli.doctor.show import expected_of, lines
 
 TORCH = {
     "version": "2.13.0", "cuda": "12.8", "hip": None, "distributed": True, "nccl": True, "gloo": True, "profiler": True,
@@ -320,3 +320,12 @@ def test_the_lab_is_for_root(monkeypatch, user, state):
     monkeypatch.setattr(software, "program_version", lambda name: "6.1")
     monkeypatch.setattr(os, "geteuid", lambda: user)
     assert by_name(software.tools())["ip"].state == state
+
+
+def test_what_a_gpu_should_give_stands_beside_it():
+    told = expected_of("NVIDIA H100 80GB HBM3", 18)
+    assert told == "; at best 989 TFLOP/s in bf16, memory 3,350 GB/s, 450 GB/s to its peers"
+    assert expected_of("NVIDIA H100 80GB HBM3", 16).endswith("over 18 NVLinks, of which 2 are down")
+    assert "125 TFLOP/s in fp16" in expected_of("Tesla V100-SXM2-16GB", 6)
+    assert "peers" not in expected_of("Tesla T4", 0)
+    assert expected_of("a GPU of tomorrow", 4) == ""
