@@ -33,13 +33,17 @@ ELSEWHERE = ("several hosts", "Nsight Systems", "CUDA graphs", "ROCm")
 ONE_RANK = (
     "ddp, fsdp: communication between devices, its overlap and waits, parameters divided among ranks, hsdp",
     "pipeline: gpipe, 1f1b, messages between ranks",
+    "moe, parameter_server, elastic: tokens between ranks, staleness, a killed rank",
+    "tensor_parallel: --async-tp, messages between ranks",
+    "context_parallel: --method torch, ulysses, messages between ranks",
+    "hybrid: FSDP2 over dp, stages over pp, messages between ranks",
     "collectives: send and receive, links, groups of some of the ranks",
 )
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job to run, and the columns of its events that must hold tags."""
+    """A job to run, and the columns of its events that must hold tags; RANKS in its words is their number."""
 
     name: str
     words: str
@@ -52,7 +56,7 @@ class Job:
         """The words that run it."""
         size = SIZES[device] if self.name == "collectives" else MODEL[device]
         started = [sys.executable, "-m", "dtprof", "job", self.name, "--ranks", str(ranks)]
-        return [*started, *self.words.split(), *size.split(), "--out", str(out)]
+        return [*started, *self.words.replace("RANKS", str(ranks)).split(), *size.split(), "--out", str(out)]
 
     def impossible(self, device: str, ranks: int) -> bool:
         """Can it not be run here?"""
@@ -68,6 +72,12 @@ JOBS = (
     Job("fsdp", "--strategy zero1", LAYERS),
     Job("pipeline", "--schedule interleaved", PIPELINE),
     Job("pipeline", "--schedule zbv", PIPELINE),
+    Job("tensor_parallel", "--sequence-parallel --loss-parallel", LAYERS),
+    Job("context_parallel", "", LAYERS),
+    Job("hybrid", "--dp 1 --pp 1 --tp RANKS", PIPELINE),
+    Job("moe", "--capacity-factor 1.25", ("phase", "layer", "expert")),
+    Job("parameter_server", "", LAYERS),
+    Job("elastic", "--save-mode async", LAYERS),
     Job("collectives", "", ("layer", "microbatch")),
 )
 

@@ -79,7 +79,7 @@ def operations(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "name": name,
             "peer": _peer(name),
             "bytes_in": _bytes(entry.get("input_sizes"), entry.get("input_dtypes")),
-            "bytes_out": _bytes(entry.get("output_sizes"), entry.get("output_dtypes")),
+            "bytes_out": _bytes_out(entry, name, len(ranks or ())),
             "dtype": _dtype(entry.get("input_dtypes")) or _dtype(entry.get("output_dtypes")),
             "created_ns": entry.get("time_created_ns"),
             "record": entry.get("record_id"),
@@ -112,6 +112,13 @@ def _ranks(text: Any) -> list[int] | None:
 def _dtype(dtypes: Any) -> str | None:
     first = dtypes[0] if dtypes else None
     return DTYPES.get(first, (first, 0))[0] if isinstance(first, str) else None
+
+
+def _bytes_out(entry: dict[str, Any], name: str, members: int) -> int | None:
+    """What a rank gets. Of torch's functional all-gather gloo names one rank's part as all of it."""
+    found = _bytes(entry.get("output_sizes"), entry.get("output_dtypes"))
+    short = name == "gloo:all_gather" and members > 1 and found == _bytes(entry.get("input_sizes"), entry.get("input_dtypes"))
+    return found * members if short and found is not None else found
 
 
 def _bytes(sizes: Any, dtypes: Any) -> int | None:

@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 
 from dtprof.errors import DtprofError, NotATrace
+from dtprof.ingest.attempts import mark_attempts
+from dtprof.ingest.axes import with_axes
 from dtprof.ingest.issued import join_issued
 from dtprof.ingest.lines import IssuedLine, MetricsLine, StepLine
 from dtprof.ingest.match import match
@@ -31,7 +33,7 @@ from dtprof.table import Table
 
 _PART = re.compile(r"^part(\d{5})$")
 # to be raised whenever the same raw files would give other tables
-_INGEST_VERSION = 7
+_INGEST_VERSION = 8
 
 Quality = list[tuple[str, str, int, str]]
 
@@ -61,6 +63,9 @@ class RecordedReader:
         if options.get("cache", True) and _current(path, key):
             return _kept(path, manifest, parts)
         held = _ingest(folders, parts, options.get("executor"), options.get("progress"))
+        for tables in held.values():
+            tables["groups"] = with_axes(tables.get("groups", Table.empty("groups")), manifest.groups)
+        mark_attempts(parts, held)
         store = IngestStore(held, {})
         run = Run(manifest, store, str(path), "dtprof")
         store.derive = lambda: match(run)

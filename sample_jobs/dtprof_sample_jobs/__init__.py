@@ -8,5 +8,11 @@ JOBS = {
     "ddp": "dtprof_sample_jobs.ddp",
     "fsdp": "dtprof_sample_jobs.fsdp",
     "pipeline": "dtprof_sample_jobs.pipeline",
+    "tensor_parallel": "dtprof_sample_jobs.tensor_parallel",
+    "context_parallel": "dtprof_sample_jobs.context_parallel",
+    "hybrid": "dtprof_sample_jobs.hybrid",
+    "moe": "dtprof_sample_jobs.moe",
+    "parameter_server": "dtprof_sample_jobs.parameter_server",
+    "elastic": "dtprof_sample_jobs.elastic",
     "collectives": "dtprof_sample_jobs.collectives",
 }

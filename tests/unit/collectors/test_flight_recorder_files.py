@@ -10,6 +10,7 @@ import pytest
 
 import dtprof
 from dtprof.errors import InputError
+from dtprof_collectors.flight_recorder import operations
 from dtprof_collectors.flight_recorder_collector import FlightRecorderCollector
 from dtprof_collectors.flight_recorder_files import is_dump, rank_in, read_dump
 from dtprof_collectors.flight_recorder_reader import FlightRecorderReader
@@ -109,6 +110,12 @@ def test_sends_and_receives_keep_their_peer_and_stand_alone(tmp_path):
     run = dtprof.open_run(tmp_path)
     assert (run.table("comm", 0).row(0)["peer"], run.table("comm", 0).row(0)["seq"]) == (1, 3)
     assert run.table("collectives").row(0)["one_sided"]
+
+
+def test_what_a_functional_all_gather_of_gloo_gets_is_of_all_ranks(tmp_path):
+    part = {"input_sizes": [[2, 3]], "input_dtypes": ["Float"], "output_dtypes": ["Float"], "name": "gloo:all_gather"}
+    found = dump([entry(n, n + 1, output_sizes=[[ranks, 2, 3]], **part) for n, ranks in enumerate((1, RANKS))])
+    assert [(row["bytes_in"], row["bytes_out"]) for row in operations(found)] == [(24, 96), (24, 96)]
 
 
 def test_a_ring_that_has_turned_is_named(tmp_path):
