@@ -10,6 +10,7 @@ from dtprof.advise.rules.cores import NoCore
 from dtprof.advise.rules.ddp import Buckets, FindUnusedParameters
 from dtprof.advise.rules.ddp_sync import NoSync
 from dtprof.advise.rules.host import InputStall, LaunchBound
+from dtprof.advise.rules.overlap import FsdpPrefetch, Reshard, WrapSize
 from dtprof.advise.rules.straggler import ComputeRank, HostRank, LateEntry
 from dtprof.protocols import Rule
 
@@ -29,4 +30,7 @@ RULES: tuple[Rule, ...] = (
     BucketSize(),
     Compression(),
     Buckets(),
+    FsdpPrefetch(),
+    Reshard(),
+    WrapSize(),
 )

@@ -85,10 +85,14 @@ class Network:
 
     def variants(self) -> list[Network]:
         """At the ends of what is not known: the scatter of the operations; two side by side cost nothing, or as much as one
-        after the other; all is bandwidth, or twice as much as the line says is latency.
+        after the other; and how much of an operation is latency: half or one and a half of what the line says where one kind
+        of operation was seen at two sizes, else nothing or twice as much.
         """
-        twice = min(2 * self.latency, 0.9 * min(self.every.values()))
-        flat = [self._with_latency(latency) for latency in (0.0, twice)] if self.known and not self.tables else []
+        kinds = [key[:2] for key in self.every]
+        around = (0.5, 1.5) if len(set(kinds)) < len(kinds) else (0.0, 2.0)
+        most = 0.9 * min(self.every.values())
+        told = self.known and not self.tables
+        flat = [self._with_latency(min(self.latency * part, most)) for part in around] if told else []
         return [self._stretched(1 + self.spread), self._stretched(1 - self.spread), replace(self, share=1.0),
                 replace(self, share=2.0), *flat]  # fmt: skip
 

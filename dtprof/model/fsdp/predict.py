@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from dtprof.model.fsdp.cost import Network, network_of
-from dtprof.model.fsdp.observe import FsdpStep, SeenFsdp
+from dtprof.model.fsdp.observe import SeenFsdp
 from dtprof.model.fsdp.program import Expanded, Op, Plan, Program, Unit, expand, groups_of, joined, wrapped
 from dtprof.model.fsdp.running import Moving, StepTimes, simulate
 
@@ -131,13 +131,12 @@ class FsdpModel:
 
     def ops(self, change: Change) -> list[Op]:
         """The operations of a step under a change."""
-        number = next(iter(self.seen.steps))
-        return self.step(number, change).ranks[0].ops
+        return self.step(self.number, change).ranks[0].ops
 
     @property
-    def first(self) -> FsdpStep:
+    def number(self) -> int:
         """The first captured step."""
-        return next(iter(self.seen.steps.values()))
+        return next(iter(self.seen.steps))
 
 
 def _waiting(runs: dict[int, Simulated]) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dtprof.edits import Edit
-from dtprof.model.cost import CostTable, from_calibration
+from dtprof.model.cost import from_calibration
 from dtprof.model.fsdp.as_run import simulated_run
 from dtprof.model.fsdp.cost import network_of
 from dtprof.model.fsdp.observe import SeenFsdp, observe
@@ -63,16 +64,30 @@ _ONE_SIZE = (
 )
 
 
+_made: WeakKeyDictionary[Run, FsdpModel | str] = WeakKeyDictionary()
+
+
 def model_of(run: Run, calibration: Path | None = None) -> FsdpModel | str:
-    """The model of a run's FSDP2 steps, or why there is none."""
-    seen = observe(run)
-    if isinstance(seen, str):
-        return seen
-    tables: dict[str, CostTable] = {}
-    if calibration is not None:
-        ops = {taken.op.op for step in seen.steps.values() for taken in step.taken if taken.op.kind != "other"}
-        tables = {op: from_calibration(calibration, op, len(seen.ranks)) for op in sorted(ops)}
-    return FsdpModel(seen, network_of(seen, tables))
+    """The model of a run's FSDP2 steps, made once; or why there is none."""
+    if run not in _made:
+        seen = observe(run)
+        _made[run] = seen if isinstance(seen, str) else FsdpModel(seen)
+    model = _made[run]
+    if isinstance(model, str) or calibration is None:
+        return model
+    seen = model.seen
+    ops = {taken.op.op for step in seen.steps.values() for taken in step.taken if taken.op.kind != "other"}
+    return FsdpModel(seen, network_of(seen, {op: from_calibration(calibration, op, len(seen.ranks)) for op in sorted(ops)}))
+
+
+def held_bytes(run: Run, edit: Edit) -> int:
+    """Bytes of gathered parameters that a rank holds at most under an edit, over what it held as measured; 0 where withheld."""
+    model = model_of(run)
+    change = "" if isinstance(model, str) else change_of([edit], model.seen)
+    if isinstance(model, str) or isinstance(change, str):
+        return 0
+    base, changed = (max(r.peak for r in model.step(n, c).ranks) for n, c in ((model.number, Change()), (model.number, change)))
+    return changed - base
 
 
 def change_of(edits: Sequence[Edit], seen: SeenFsdp) -> Change | str:

@@ -21,14 +21,15 @@ MS = 1e6
 SIZE = 1 << 20
 
 
-def units_of(count, root=False):
-    inner = tuple(Unit(f"blocks.{i}", SIZE, 1, True) for i in range(count))
+def units_of(count, root=False, sizes=None):
+    inner = tuple(Unit(f"blocks.{i}", sizes[i] if sizes else SIZE, 1, True) for i in range(count))
     return (Unit("", SIZE // 2, 1, False), *inner) if root else inner
 
 
 def program(
-    units=3, forward=5.0, backward=8.0, copy=0.0, pack=(0.0, 0.0), first=0.0, tail=0.0, op="all_reduce", others=0, call=0.0
-):
+    units=3, forward=5.0, backward=8.0, copy=0.0, pack=(0.0, 0.0), first=0.0, tail=0.0, op="all_reduce", others=0, call=0.0,
+    sizes=None,
+):  # fmt: skip
     """A step of equal units, ms, each with a gradient as large as its parameters."""
     items = [Item("work", ns=first * MS)]
     for unit in range(units):
@@ -38,7 +39,7 @@ def program(
     for unit in reversed(range(units)):
         items += [
             Item("enter", unit, True, copy * MS), Item("ahead", unit, True), Item("work", ns=backward * MS),
-            Item("leave", unit, True), Item("reduce", unit, True, ns=call * MS, bytes=SIZE, op=op),
+            Item("leave", unit, True), Item("reduce", unit, True, ns=call * MS, bytes=sizes[unit] if sizes else SIZE, op=op),
         ]  # fmt: skip
     items += [Item("other", ns=call * MS, bytes=4, op="all_reduce")] * others + [Item("work", ns=tail * MS)]
     return Program(tuple(items), dict.fromkeys(range(units), (pack[0] * MS, pack[1] * MS)))
@@ -182,19 +183,19 @@ def shell(steps=3, parts=2, world=2, **extra):
     return Run(Manifest(run_id="m", world_size=world, parts=made), store, "", "dtprof")
 
 
-def measured(plan=None, cost=None, programs=None, count=5, freed=True):
+def measured(plan=None, cost=None, programs=None, count=5, freed=True, sizes=None):
     """(run, model): a run whose steps are the simulation of these programs: what a perfect measurement would hold."""
     programs = programs or [
         program(count, 5 + r, 9, copy=0.4, pack=(0.3, 0.1), first=1, tail=4, call=0.1) for r in range(2)
     ]  # fmt: skip
     plan = plan or Plan(0, 0)
-    ones = [expand(p, units_of(count), frozenset(range(count) if freed else ()), plan) for p in programs]
+    ones = [expand(p, units_of(count, sizes=sizes), frozenset(range(count) if freed else ()), plan) for p in programs]
     cost = cost or network()
     times = simulate(ones, cost.moving(0, ones[0].ops))
     one = FsdpStep(tuple(programs), (0.0, 0.0), tuple(times.ends), ())
     seen = SeenFsdp(
-        (0, 1), units_of(count), frozenset(range(count) if freed else ()), plan.waits, (plan.forward, plan.backward),
-        dict.fromkeys(range(3), one), times.length, 0,
+        (0, 1), units_of(count, sizes=sizes), frozenset(range(count) if freed else ()), plan.waits,
+        (plan.forward, plan.backward), dict.fromkeys(range(3), one), times.length, 0,
     )  # fmt: skip
     model = FsdpModel(seen, cost)
     return simulated_run(shell(), model, Change(prefetch=plan.forward), ()), model
