@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dtprof.ingest import readers
@@ -13,6 +14,8 @@ from dtprof.plugins import attempt
 
 # folders are looked into this deep, and at most this many entries are looked at
 DEEP, MOST = 2, 2000
+# of a folder this many files are looked into to tell whether it holds traces
+FEW = 12
 HERE = "."
 
 
@@ -27,8 +30,21 @@ class Entry:
 
 
 def is_run(path: Path) -> bool:
-    """Does any reader know what lies there? A reader of a plugin that breaks knows nothing."""
-    return any(attempt(lambda reader=reader: reader.sniff(path))[0] for reader in readers())
+    """Is it a recorded run, a file that a reader knows, or a folder with such a file and without recorded runs of its own?"""
+    recorded = RecordedReader()
+    if not path.is_dir():
+        return _is_trace(path)
+    if recorded.sniff(path):
+        return True
+    children = _children(path)
+    if any(child.is_dir() and recorded.sniff(child) for child in children[:MOST]):
+        return False
+    return any(_is_trace(child) for child in [c for c in children if c.is_file()][:FEW])
+
+
+def _is_trace(path: Path) -> bool:
+    """Does any reader know the file? A reader of a plugin that breaks knows nothing."""
+    return any(attempt(partial(reader.sniff, path))[0] for reader in readers())
 
 
 def entries(root: Path) -> list[Entry]:

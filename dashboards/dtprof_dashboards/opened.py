@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import streamlit as st
 
 from dtprof.analyse import study_of
+from dtprof.analyse.results import ACCOUNTING, settled
 from dtprof.edits import parse_edits
 from dtprof.ingest import open_run
+from dtprof.model.ddp.observe import Seen
+from dtprof.model.ddp.observe import observe as observe_ddp
 from dtprof.model.outcome import Outcome
 from dtprof.model.pipeline.observe import SeenPipeline, observe
 from dtprof.model.whatif import what_if
@@ -48,6 +52,11 @@ class Opened:
         return observe(self.run)
 
     @cached_property
+    def ddp(self) -> Seen | str:
+        """The DDP steps, or why there are none."""
+        return observe_ddp(self.run)
+
+    @cached_property
     def experts(self) -> list[tuple[int, str, int, float]]:
         """(step, layer, expert, tokens) of all processes, summed over them; empty where nothing was recorded."""
         sums: dict[tuple[int, str, int], float] = {}
@@ -76,3 +85,15 @@ def opened(path: Path, stamp: Watermark) -> Opened:
 def predicted(path: Path, stamp: Watermark, edits: tuple[str, ...], _run: Run) -> Outcome:
     """What these edits, as ``KEY=VALUE``, would make of the run. Raises InputError where they contradict each other."""
     return what_if(_run, parse_edits(edits))
+
+
+@st.cache_resource(max_entries=100, show_spinner="Simulating …")
+def simulated_parts(path: Path, stamp: Watermark, edits: tuple[str, ...], _outcome: Outcome) -> dict[str, float] | None:
+    """The budget of the simulated run, mean ns of each accounting key; None where the model makes no run with steps."""
+    if _outcome.make_run is None:
+        return None
+    study = study_of(_outcome.make_run())
+    parts = [settled(p.steps) for p in study.result("accounting").parts if p.steps]
+    if not parts:
+        return None
+    return {k: fmean(fmean(s.accounting[k] for s in steps) for steps in parts) for k in ACCOUNTING}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -77,24 +77,26 @@ def median_of(found: list[StepBar]) -> float | None:
 
 
 def _marked(found: list[StepBar]) -> list[StepBar]:
-    train = [b for b in found if b.kind == "train"]
-    if len(train) < LEAST:
-        return found
-    middle = statistics.median(b.dur_ns for b in train)
-    scatter = statistics.median(abs(b.dur_ns - middle) for b in train)
-    limit = middle + max(K * SIGMA_OF_MAD * scatter, FLOOR * middle)
-    usual = {k: statistics.median(v) for k in ACCOUNTING if (v := [b.parts[k] for b in train if b.parts])}
-    out = []
-    for bar in found:
-        slow = bar.kind == "train" and bar.dur_ns > limit
-        cause = _cause(bar, usual, middle) if slow else ""
-        out.append(StepBar(bar.step, bar.dur_ns, bar.kind, bar.parts, slow, cause))
-    return out
+    """Traced steps are compared with traced ones, the others with the others: tracing itself takes time."""
+    out = {bar.step: bar for bar in found}
+    traced = {bar.step for bar in found if bar.parts}
+    for like in ([b for b in found if b.parts], [b for b in found if not b.parts]):
+        train = [b for b in like if b.kind == "train"]
+        if len(train) < LEAST:
+            continue
+        middle = statistics.median(b.dur_ns for b in train)
+        scatter = statistics.median(abs(b.dur_ns - middle) for b in train)
+        limit = middle + max(K * SIGMA_OF_MAD * scatter, FLOOR * middle)
+        usual = {k: statistics.median(v) for k in ACCOUNTING if (v := [b.parts[k] for b in train if b.parts])}
+        for bar in train:
+            if bar.dur_ns > limit:
+                out[bar.step] = replace(bar, slow=True, cause=_cause(bar, usual, middle, bar.step - 1 in traced))
+    return [out[step] for step in sorted(out)]
 
 
-def _cause(bar: StepBar, usual: dict[str, float], middle: float) -> str:
+def _cause(bar: StepBar, usual: dict[str, float], middle: float, after: bool) -> str:
     if bar.parts is None:
-        return f"{time(bar.dur_ns - middle)} longer, not traced"
+        return f"{time(bar.dur_ns - middle)} longer, {'as the trace is written' if after else 'not traced'}"
     more = {k: bar.parts[k] - usual[k] for k in ACCOUNTING}
     key = max(more, key=lambda k: more[k])
     if more[key] < _CAUSE * (bar.dur_ns - middle):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Callable, Iterable
+from html import escape as escape
 
 from dtprof.report.palette import PARTS
+
+# from a value to a coordinate
+Place = Callable[[float], float]
 
 # patterns that figures refer to; a page holds them once
 DEFS = (

@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
-from dtprof_dashboards.pages import overview
+from dtprof_dashboards.pages import (
+    advice,
+    communication,
+    compare,
+    hta,
+    kernels,
+    memory,
+    moe,
+    overlap,
+    overview,
+    pipeline,
+    ranks,
+    whatif,
+)
 from dtprof_dashboards.view import Page
 
-PAGES: tuple[Page, ...] = (overview.PAGE,)
+PAGES: tuple[Page, ...] = (
+    overview.PAGE,
+    advice.PAGE,
+    ranks.PAGE,
+    communication.PAGE,
+    overlap.PAGE,
+    pipeline.PAGE,
+    moe.PAGE,
+    memory.PAGE,
+    kernels.PAGE,
+    whatif.PAGE,
+    compare.PAGE,
+    hta.PAGE,
+)

@@ -32,7 +32,7 @@ def steps_figure(found: Sequence[StepBar], median_ns: float | None, width: float
 class _Canvas:
     def __init__(self, found: Sequence[StepBar], width: float) -> None:
         self.found, self.width = found, width
-        self.right = width - 136.0
+        self.right = width - 168.0
         self.longest = max(b.dur_ns for b in found) * 1.02
         self.pitch = min((self.right - LEFT) / len(found), WIDEST)
         self.bottom = HEIGHT - BOTTOM

@@ -1,0 +1,128 @@
+"""Overlap: the buckets of a step under its backward pass, or its operations where no buckets are known."""
+
+from __future__ import annotations
+
+from html import escape
+
+from dtprof.model.ddp.observe import Seen
+from dtprof.numbers import Scale, count, percent, time
+from dtprof.report.charts.overlap import Lane, Lanes, overlap_figure
+from dtprof.report.operations import op_words
+from dtprof.schema import MISSING
+from dtprof_dashboards import show
+from dtprof_dashboards.view import Page, View
+
+MOST_LANES = 40
+
+
+def render(view: View) -> None:
+    """Draw the page."""
+    show.title("Overlap", view.meta)
+    if not view.opened.rows or not view.facts.comm.operations:
+        show.nothing(
+            "Nothing to overlap",
+            "Communication is held against the work of captured steps; this run has none of it.",
+            "dtprof run --capture 5:8 -- torchrun --nproc_per_node=2 train.py",
+        )
+        return
+    _said(view)
+    rank, step = view.choose_rank(), view.choose_step()
+    found = _buckets(view, rank, step)
+    if found is None:
+        why = view.opened.ddp if isinstance(view.opened.ddp, str) else "this step was not captured whole"
+        found = _operations(view, rank, step)
+        sub = f"No buckets: {why}. Drawn are the operations of the step instead."
+        title = "Operations under the step"
+    else:
+        sub = "Tick: the bucket’s last gradient is ready. Thin: it waits to be sent. Full: its communication."
+        title = "Buckets under the backward pass"
+    if found is None or not found.lanes:
+        show.nothing(f"Nothing of step {step} on rank {rank}", "Choose another step or rank.")
+        return
+    if found.exposed_ns:
+        sub += f" After the backward pass {time(found.exposed_ns)} of communication remain."
+    show.section(title, escape(sub), show.figure(overlap_figure(found, show.FULL)))
+    _table(view)
+
+
+def _said(view: View) -> None:
+    rows = view.opened.rows
+    keys = ("comm_wait_ns", "comm_transfer_ns", "comm_unsplit_ns")
+    exposed = sum(r.parts[k] for r in rows for k in keys) / len(rows)
+    hidden = sum(r.hidden for r in rows) / len(rows)
+    whole = exposed + hidden
+    text = f"{percent(hidden / whole)} of communication is hidden under work" if whole else "no communication in the steps"
+    why = f"{time(hidden)} hidden and {time(exposed)} exposed per step, mean of the ranks" if whole else ""
+    found = view.found("ddp.", "comm.exposed")
+    show.verdict(text, why, [f.title for f in found[:2]])
+
+
+def _buckets(view: View, rank: int | None, step: int | None) -> Lanes | None:
+    """Lanes of the DDP buckets of one step of one rank."""
+    seen = view.opened.ddp
+    if not isinstance(seen, Seen) or step not in seen.steps:
+        return None
+    mine = next((r for r in seen.steps[step] if r.rank == rank), None)
+    if mine is None:
+        return None
+    lanes = []
+    for number, members in enumerate(seen.buckets):
+        ready, start, end = float(mine.ready[list(members)].max()), float(mine.launched[number]), float(mine.ended[number])
+        begin = mine.begin
+        size = int(seen.bytes[number])
+        lanes.append(Lane(f"bucket {number}", size, round(ready - begin), round(start - begin), round(end - begin)))
+    backward = (round(mine.backward[0] - mine.begin), round(mine.backward[1] - mine.begin)) if mine.backward else None
+    return Lanes(f"rank {rank}, step {step}", round(mine.end - mine.begin), backward, tuple(lanes))
+
+
+def _operations(view: View, rank: int | None, step: int | None) -> Lanes | None:
+    """Lanes of the longest operations of one step of one rank."""
+    facts = view.facts
+    part = next((p for p in facts.run.parts if p.rank == rank), None)
+    account = next(
+        (s for a in facts.accounting.parts if part and a.part == part.ordinal for s in a.steps if s.step == step), None
+    )
+    if part is None or account is None:
+        return None
+    zero = account.ts + part.clock_offset_ns
+    shares = facts.comm.participations
+    rows = (shares["part"] == part.ordinal).nonzero()[0].tolist()
+    names = {o.id: o for o in facts.comm.operations}
+    lanes = []
+    for i in rows:
+        operation, start, dur = names.get(int(shares["collective"][i])), int(shares["start"][i]) - zero, int(shares["dur"][i])
+        if operation is None or start + dur < 0 or start > account.dur_ns:
+            continue
+        wait = int(shares["wait"][i])
+        begin = start if wait == MISSING else start + wait
+        ready = None if wait == MISSING else start
+        lanes.append(Lane(f"{operation.id} {op_words(operation.op)}", operation.bytes, ready, begin, start + dur))
+    longest = sorted(
+        sorted(lanes, key=lambda lane: -((lane.end or 0) - (lane.start or 0)))[:MOST_LANES], key=lambda x: x.start or 0
+    )
+    phases = [p for p in facts.phases.times if p.part == part.ordinal and p.step == step and p.phase == "backward"]
+    host = [(p.ts + part.clock_offset_ns - zero, p.ts + part.clock_offset_ns - zero + p.dur_ns) for p in phases]
+    backward = (min(h[0] for h in host), max(h[1] for h in host)) if host and not account.on_device else None
+    return Lanes(f"rank {rank}, step {step}", account.dur_ns, backward, tuple(longest))
+
+
+def _table(view: View) -> None:
+    rows = view.opened.rows[:64]
+    keys = ("comm_wait_ns", "comm_transfer_ns", "comm_unsplit_ns")
+    scale = Scale.of(r.total for r in rows)
+    body = []
+    for row in rows:
+        exposed = sum(row.parts[k] for k in keys)
+        whole = exposed + row.hidden
+        share = percent(row.hidden / whole) if whole else "none"
+        body.append([row.label, scale.text(exposed), scale.text(row.hidden), share])
+    heads = ["", f"exposed, {scale.unit}", f"hidden, {scale.unit}", "hidden of all"]
+    sub = f"Communication of {count(len(rows))} processes per step: outside their own work, and under it."
+    show.section("Exposed and hidden", sub, show.table(heads, body, {1, 2, 3}))
+
+
+def _note(view: View) -> str:
+    return "" if view.facts.comm.operations and view.opened.rows else "none"
+
+
+PAGE = Page("overlap", "Overlap", "Analyse", render, _note)
