@@ -110,7 +110,7 @@ class FsdpModel:
         value = self.seen.typical_ns + gain
         noise = float(np.std(gains)) / len(gains) ** 0.5
         off = max(abs(other.gain(change) - under) for other in self._variants) + abs(under - gain)
-        half = float(np.hypot(_SIGMAS * noise, off)) + self.replay_error * value
+        half = float(np.linalg.norm([_SIGMAS * noise, off, _SIGMAS * self.scatter])) + self.replay_error * value
         return Prediction(
             value, value - half, value + half, (_waiting(self.base), _waiting(runs)), (_peak(self.base), _peak(runs))
         )
@@ -120,6 +120,12 @@ class FsdpModel:
         """The typical step over the traced ones, 1 at most: what the tracer adds, a change of the traced step holds as well."""
         traced = float(np.median([max(s.ends) for s in self.seen.steps.values()]))
         return min(self.seen.typical_ns / traced, 1.0)
+
+    @property
+    def scatter(self) -> float:
+        """Standard error of the mean captured step, ns."""
+        ends = [max(s.ends) for s in self.seen.steps.values()]
+        return float(np.std(ends)) / len(ends) ** 0.5
 
     def gain(self, change: Change) -> float:
         """Median over the steps of the time that a change adds, ns."""
