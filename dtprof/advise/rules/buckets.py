@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import sqrt
 
+from dtprof.advise.compiled import owns_backward
 from dtprof.advise.places import ranks_of, severity_of, steps_of
 from dtprof.advise.predicted import in_words, outcome
 from dtprof.analyse.results import AccountingResult
@@ -56,8 +57,10 @@ class BucketSize:
     id = "ddp.bucket_size"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Needs our DDP collector, gloo, and a replay within 5%; silent where the interval holds no saving."""
-        best = best_cap(study.run)
+        """Needs our DDP collector, gloo, and a replay within 5%; silent where the interval holds no saving, or torch.compile
+        owns the backward pass.
+        """
+        best = None if owns_backward(study.run) else best_cap(study.run)
         if best is None or not worth_it(best[1]):
             return
         accounting: AccountingResult = study.result("accounting")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dtprof.advise.compiled import REMEDY, WHY, owns_backward
 from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of
 from dtprof.advise.rules.comm_bandwidth import reached
 from dtprof.analyse.lateness import LatenessResult
@@ -153,6 +154,8 @@ class Exposed:
                 remedy = "look at the senders: what do they do before the operations that their receivers wait in?"
             elif present_all(study):
                 remedy = "measure again on a quieter machine: ends that differ hide who waited for whom"
+        if owns_backward(study.run):
+            why, remedy = f"{why}; {WHY}", REMEDY
         yield Finding(
             rule=self.id,
             severity=severity_of(cost / whole),

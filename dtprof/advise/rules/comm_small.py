@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from dtprof import intervals
+from dtprof.advise.compiled import owns_backward
 from dtprof.advise.places import ddp_models, severity_of, step_ns
 from dtprof.advise.predicted import in_words
 from dtprof.advise.rules.buckets import best_cap, worth_it
@@ -151,6 +152,8 @@ class SmallMessages:
                 continue
             if not _are_buckets(study.run, small):
                 yield self._finding(small, whole, None)
+                continue
+            if owns_backward(study.run):
                 continue
             best = best_cap(study.run)
             if best is None:

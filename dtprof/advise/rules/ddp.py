@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dtprof.advise.compiled import REMEDY, WHY, owns_backward
 from dtprof.advise.places import ddp_models, per_rank, ranks_of, severity_of, step_ns, steps_of
 from dtprof.analyse.results import AccountingResult
 from dtprof.findings import Evidence, Finding
@@ -88,7 +89,7 @@ class Buckets:
         total, tail = sum(sizes), sizes[-1]
         listed = ", ".join(size(b) for b in sizes[:8]) + (", …" if len(sizes) > 8 else "")
         evidence = [Evidence(f"{counted(len(sizes), 'bucket')} of {size(total)} in the order of their reduction: {listed}.")]
-        reason = self._reason(sizes, total, tail)
+        reason = _compiled(len(sizes)) if owns_backward(study.run) else self._reason(sizes, total, tail)
         if reason is None:
             return
         evidence.append(Evidence(f"{time(cost)} per step is exposed communication: the bound of what other buckets can save."))
@@ -129,3 +130,8 @@ class Buckets:
                 "last whatever the size",
             )
         return None
+
+
+def _compiled(buckets: int) -> tuple[str, str, str]:
+    """Where no bucket can leave early, no size is better than another."""
+    return f"The compiled backward pass ends before any of {counted(buckets, 'bucket')} leaves: nothing overlaps", WHY, REMEDY

@@ -1,8 +1,8 @@
 """Steps of several passes (gradient accumulation): what other numbers of passes per reduction make of them.
 
 Nothing is replayed here. Where every pass reduces, what a reduction put into the earlier ones is taken out of the measured
-step: the communication that no computing hides, and what DDP does between its end and that of the backward pass. The last
-pass then begins earlier, on each rank by its own share, and its reduction when the last rank is there.
+step: the communication that no computing hides, DDP's copies into and out of buckets, and what computing loses beside
+communication. The last pass then begins earlier, on each rank by its own share, and its reduction when the last is there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtprof.edits import Edit
-from dtprof.model.ddp.passes import Pass, StepPasses, by_step, passes_of
+from dtprof.model.ddp.passes import StepPasses, by_step, passes_of
 from dtprof.model.outcome import Outcome, withheld
 from dtprof.model.typical import typical_step
 from dtprof.numbers import counted, time
@@ -24,8 +24,8 @@ from dtprof.run import Part, Run
 KEY = "ddp.accumulation"
 MODEL = "passes of DDP"
 _SIGMAS = 1.96
-# the most that filling buckets and handing them over was seen to cost beside emptying them, as a multiple of that
-_FILLING = 2.0
+# computing and communication slow each other by 1.3 (X. Miao et al., "Galvatron", 2022: dp_overlap_coe), or not at all
+_SLOWED = (0.0, (1 - 1 / 1.3) / 2, 1 - 1 / 1.3)
 _found: WeakKeyDictionary[Run, dict[int, list[StepPasses]]] = WeakKeyDictionary()
 
 
@@ -33,19 +33,17 @@ _found: WeakKeyDictionary[Run, dict[int, list[StepPasses]]] = WeakKeyDictionary(
 class _Rank:
     part: Part
     passes: StepPasses
-    # ns in which each pass empties its buckets, after the last of its reductions
-    emptied: tuple[float, ...]
 
-    def saved(self, filling: float) -> float:
+    def saved(self, slowed: float) -> float:
         """ns that all passes but the last reducing one last less where they do not reduce."""
-        reducing = [i for i, reduces in enumerate(self.passes.reducing) if reduces][:-1]
-        return sum(self.passes.passes[i].exposed + (1 + filling) * self.emptied[i] for i in reducing)
+        reducing = [p for p, reduces in zip(self.passes.passes, self.passes.reducing, strict=True) if reduces][:-1]
+        return sum(p.exposed + p.copies + slowed * p.hidden for p in reducing)
 
-    def meets(self, filling: float = 0.0, changed: bool = True) -> float:
+    def meets(self, slowed: float = 0.0, changed: bool = True) -> float:
         """When the rank issues the last pass's first reduction, run clock."""
         last = max(i for i, reduces in enumerate(self.passes.reducing) if reduces)
         at = self.passes.passes[last].launched + self.part.clock_offset_ns
-        return at - (self.saved(filling) if changed else 0.0)
+        return at - (self.saved(slowed) if changed else 0.0)
 
 
 def predict_accumulation(run: Run, edits: Sequence[Edit]) -> Outcome | None:
@@ -78,26 +76,26 @@ def predict_accumulation(run: Run, edits: Sequence[Edit]) -> Outcome | None:
     if wanted != passes:
         reason = f"all {passes} passes of a step reduce: the saving is known for {KEY}={passes}, which reduces once"
         return withheld(edits, (reason,), model=MODEL)
-    found = [[_Rank(parts[m.part], m, _emptied(run, m)) for m in mine] for mine in steps.values()]
+    found = [[_Rank(parts[m.part], m) for m in mine] for mine in steps.values()]
     if missing := _missing(run, found[0]):
         return withheld(edits, (missing,), model=MODEL)
-    least, middle, most = (np.array([_gain(ranks, filling) for ranks in found]) for filling in (0.0, _FILLING / 2, _FILLING))
+    least, middle, most = (np.array([_gain(ranks, slowed) for ranks in found]) for slowed in _SLOWED)
     notes = ["nothing is replayed: what the reductions of earlier passes put into the step is taken out of it"]
-    if not any(any(r.emptied) for ranks in found for r in ranks):
-        notes.append("the end of the backward pass is not marked: what emptying the buckets costs is left out")
+    if not any(p.copies for ranks in found for r in ranks for p in r.passes.passes):
+        notes.append("DDP's copies into and out of buckets are not in the trace: what they cost is left out")
     return _outcome(run, found[0], edits, -middle, (-most, -least), notes)
 
 
-def _gain(ranks: Sequence[_Rank], filling: float) -> float:
+def _gain(ranks: Sequence[_Rank], slowed: float) -> float:
     """ns by which the last pass's reduction begins earlier: when the last rank is there."""
-    return max(r.meets(changed=False) for r in ranks) - max(r.meets(filling) for r in ranks)
+    return max(r.meets(changed=False) for r in ranks) - max(r.meets(slowed) for r in ranks)
 
 
 def _longer(run: Run, steps: dict[int, list[StepPasses]], wanted: int, passes: int, edits: Sequence[Edit]) -> Outcome:
     """More or fewer passes that do not reduce, each as long as those that were measured."""
     parts = {p.ordinal: p for p in run.parts}
     each = np.array([max(_typical_plain(m) for m in mine) for mine in steps.values()])
-    first = [_Rank(parts[m.part], m, ()) for m in next(iter(steps.values()))]
+    first = [_Rank(parts[m.part], m) for m in next(iter(steps.values()))]
     change = (wanted - passes) * each
     told = f"a pass that does not reduce lasts {time(float(np.median(each)))}; one step is {counted(wanted, 'pass', 'passes')}"
     return _outcome(run, first, edits, change, (change, change), [told])
@@ -112,22 +110,6 @@ def _missing(run: Run, ranks: Sequence[_Rank]) -> str | None:
     if world and len(ranks) < world:
         return f"{len(ranks)} of {world} ranks are here: how long the others' passes take is not known"
     return None
-
-
-def _emptied(run: Run, step: StepPasses) -> tuple[float, ...]:
-    """ns from the last reduction's end to that of the marked backward pass, for each pass."""
-    events = run.table("events", step.part)
-    rows = np.flatnonzero(events.is_("kind", "range") & events.is_("phase", "backward") & (events["step"] == step.step))
-    ends = events["ts"][rows] + events["dur"][rows]
-
-    def of(one: Pass) -> float:
-        inside = ends[(events["ts"][rows] >= one.begin) & (ends <= one.end)]
-        if len(inside) == 0 or not one.rows:
-            return 0.0
-        done = max(int(events["ts"][row] + events["dur"][row]) for row in one.rows)
-        return float(max(int(inside.max()) - done, 0))
-
-    return tuple(of(one) for one in step.passes)
 
 
 def _outcome(

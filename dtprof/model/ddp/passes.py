@@ -23,6 +23,8 @@ from dtprof.table import Table
 
 FORWARD = "DistributedDataParallel.forward"
 _OPTIMIZER = "Optimizer.step#"
+# torch::distributed::reducer::mul_out fills, torch.distributed.ddp.reducer::copy_bucket_to_grad empties
+_COPIES = "reducer::"
 # a pass reduces where it moves so much of what the pass that moves most does: SyncBatchNorm and a metric move less
 _REDUCES = 0.5
 
@@ -30,7 +32,8 @@ _REDUCES = 0.5
 @dataclass(frozen=True)
 class Pass:
     """One pass of one rank: ``begin``, ``end`` and ``launched`` (its first reduction, ``end`` without one) in ns of the part's
-    clock; ``bytes`` and ``rows`` of events of its all-reduces; ``exposed`` ns of those that no computing hides.
+    clock; ``bytes`` and ``rows`` of events of its all-reduces; ``exposed`` ns of those that no computing hides, ``hidden`` ns
+    of the rest; ``copies`` ns in which DDP fills buckets and empties them on the host.
     """
 
     begin: int
@@ -38,6 +41,8 @@ class Pass:
     launched: int
     bytes: int
     exposed: int
+    hidden: int
+    copies: int
     rows: tuple[int, ...]
 
 
@@ -79,6 +84,8 @@ def _of_part(run: Run, part: Part) -> list[StepPasses]:
     optimizers = np.flatnonzero(updates[events["name"]] & host)
     issued, sizes, rows = _reductions(run, part, events, forwards)
     compute = intervals.join(view.device_compute, view.device_copy) if view.on_device else view.host_compute
+    copying = np.array([_COPIES in name for name in events.values("name")] + [False], bool)
+    copies = view.cover(np.flatnonzero(copying[events["name"]] & host))
     out = []
     for step, end in _train_steps(run, part):
         begins = events["ts"][forwards[events["step"][forwards] == step]]
@@ -90,8 +97,8 @@ def _of_part(run: Run, part: Part) -> list[StepPasses]:
         inside = [np.flatnonzero((issued >= lo) & (issued < hi)) for lo, hi in pairwise(borders)]
         found = tuple(
             Pass(
-                lo, hi, int(issued[which].min(initial=hi)), int(sizes[which].sum()), _exposed(events, rows[which], compute),
-                tuple(rows[which].tolist()),
+                lo, hi, int(issued[which].min(initial=hi)), int(sizes[which].sum()), *_shown(events, rows[which], compute),
+                intervals.total(intervals.clip(copies, lo, hi)), tuple(rows[which].tolist()),
             )
             for (lo, hi), which in zip(pairwise(borders), inside, strict=True)
         )  # fmt: skip
@@ -144,9 +151,11 @@ def _reductions(
     return issued[keep].astype(np.int64), comm["bytes_in"][which][keep], rows[keep]
 
 
-def _exposed(events: Table, rows: NDArray[np.int64], compute: intervals.Cover) -> int:
+def _shown(events: Table, rows: NDArray[np.int64], compute: intervals.Cover) -> tuple[int, int]:
+    """(ns of these events outside the computing, inside it)."""
     cover = intervals.union(events["ts"][rows], events["ts"][rows] + events["dur"][rows])
-    return intervals.total(intervals.subtract(cover, compute))
+    exposed = intervals.total(intervals.subtract(cover, compute))
+    return exposed, intervals.total(cover) - exposed
 
 
 def by_step(found: list[StepPasses]) -> dict[int, list[StepPasses]]:

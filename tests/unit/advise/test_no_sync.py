@@ -44,7 +44,9 @@ def job(passes=3, reduces=None, *, ranks=2, late=(0, 0), steps=4, sizes=(8 * MIB
                 if reduces[m]:
                     event = made.span(worker, "comm", "gloo:all_reduce", end, meet + REDUCE, step=step)
                     made.comm(event, "all_reduce", group, seq, sizes[m])
-                    made.span(thread, "cpu_op", "aten::copy_", meet + REDUCE, done, step=step)
+                    made.span(
+                        thread, "cpu_op", "torch.distributed.ddp.reducer::copy_bucket_to_grad", meet + REDUCE, done, step=step
+                    )
                     seq += 1
                 made.span(thread, "range", "backward", at + FORWARD, done, step=step, phase="backward")
                 if m in (updates if updates is not None else (passes - 1,)):
