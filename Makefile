@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo 'setup: dtprof and its tools, into $(VENV)'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -qq --constraint constraints.txt setuptools wheel
-	@$(PIP) install -qq --constraint constraints.txt --no-build-isolation --editable '.[torch,nvidia,lightning,huggingface,dev]'
+	@$(PIP) install -qq --constraint constraints.txt --no-build-isolation --editable '.[torch,nvidia,lightning,huggingface,dashboard,dev]'
 	@touch $@
 
 # Holistic Trace Analysis is a second opinion that the tests compare with. It is installed without its notebook

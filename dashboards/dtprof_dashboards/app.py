@@ -105,28 +105,37 @@ def _page(page: Page, places: dict[str, StreamlitPage], entry: Entry, runs: tupl
     try:
         view = View(entry, runs, opened(entry.path, stamp), stamp, live)
     except DtprofError as error:
-        selection.show_address()
+        _sidebar(None, places)
         show.title(page.title, entry.name)
         show.nothing("This run cannot be opened", f"{error.message}.", error.hint)
         return
-    page.render(view)
-    with st.sidebar:
-        _links(view, places, page.slug)
-        _foot()
+    _sidebar(view, places)
+    try:
+        page.render(view)
+    except DtprofError as error:
+        show.nothing("Something of this run cannot be read", f"{error.message}.", error.hint)
     selection.show_address()
     if live:
         _watch(entry.path, stamp)
 
 
-def _links(view: View, places: dict[str, StreamlitPage], current: str) -> None:
-    """The pages; one that has nothing to show says why in a word."""
+def _sidebar(view: View | None, places: dict[str, StreamlitPage]) -> None:
+    with st.sidebar:
+        _links(view, places)
+        _foot()
+    selection.show_address()
+
+
+def _links(view: View | None, places: dict[str, StreamlitPage]) -> None:
+    """The pages; one that has nothing to show says why in a word. Without a run that opens, their names alone."""
     group = ""
     for page in PAGES:
         if page.group != group:
             show.markup(f'<p class="group">{escape(page.group)}</p>')
             group = page.group
-        note = page.note(view)
-        words = f":gray[{page.title}] :gray[:small[{note}]]" if note else page.title
+        note = page.note(view) if view is not None else ""
+        words = page.title if not note or note.isdigit() else f":gray[{page.title}]"
+        words += f"\u2003:gray[:small[{note}]]" if note else ""
         st.page_link(places[page.slug], label=words, query_params=selection.address(page.slug))
 
 

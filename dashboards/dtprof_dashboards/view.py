@@ -67,7 +67,7 @@ class View:
 
 @dataclass(frozen=True)
 class Page:
-    """One page: ``render`` draws it; ``note`` says in a word or two why it is empty, or nothing where it is not."""
+    """One page: ``render`` draws it; ``note`` says in a word or two why it is empty, or how many things it holds."""
 
     slug: str
     title: str

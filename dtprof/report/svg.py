@@ -27,10 +27,10 @@ def fill(key: str) -> str:
 
 
 def figure(width: float, height: float, label: str, body: Iterable[str], fixed: bool = False) -> str:
-    """One figure; ``fixed`` keeps its size, else it fills the width of its place."""
-    size = f' style="width:{number(width)}px;height:{number(height)}px"' if fixed else ""
+    """One figure; ``fixed`` keeps its size, else it fills the width of its place up to its own."""
+    size = f"width:{number(width)}px;height:{number(height)}px" if fixed else f"max-width:{number(width)}px"
     box = f'viewBox="0 0 {number(width)} {number(height)}"'
-    return f'<svg {box}{size} role="img" aria-label="{escape(label)}">{"".join(body)}</svg>'
+    return f'<svg {box} style="{size}" role="img" aria-label="{escape(label)}">{"".join(body)}</svg>'
 
 
 def rect(x: float, y: float, w: float, h: float, paint: str, title: str, extra: str = "") -> str:

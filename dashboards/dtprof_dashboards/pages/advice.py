@@ -51,4 +51,8 @@ def _row(row: VerdictRow) -> list[str]:
     return [datetime.fromtimestamp(row.time, UTC).strftime("%Y-%m-%d %H:%M UTC"), what, row.outcome, said, got, held]
 
 
-PAGE = Page("advice", "Advice", "", render)
+def _count(view: View) -> str:
+    return str(len(view.facts.findings) or "")
+
+
+PAGE = Page("advice", "Advice", "", render, _count)

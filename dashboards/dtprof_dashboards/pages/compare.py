@@ -50,8 +50,6 @@ def render(view: View) -> None:
         _ranks(found)
     if found.moved:
         _moved(found)
-    if not found.keys and not found.moved:
-        show.nothing("Nothing to compare", "; ".join(found.cannot) or "The runs have no captured steps in common.")
 
 
 def _keys(found: Diff) -> None:

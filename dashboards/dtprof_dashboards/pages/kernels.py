@@ -7,11 +7,15 @@ from html import escape
 
 from dtprof.analyse.results import KernelResult, KernelRow
 from dtprof.numbers import count, listing, percent, time
+from dtprof.report import svg
 from dtprof.report.charts.plain_bars import Bar, bars_figure
 from dtprof.report.html_tables import kernels_table
 from dtprof_dashboards import show
 from dtprof_dashboards.show import Tile
 from dtprof_dashboards.view import Page, View
+
+# communication kernels wait as well as move, which kernels alone do not tell
+_PAINTS = {"communication": svg.fill("comm_unsplit_ns"), "copy": svg.fill("copy_exposed_ns")}
 
 
 def render(view: View) -> None:
@@ -37,7 +41,11 @@ def render(view: View) -> None:
         show.nothing(f"Rank {rank} has no kernel", "Choose another one.")
         return
     total = sum(mine.classes.values()) or 1
-    bars = [Bar(kind, ns, f"{time(ns)} · {percent(ns / total)}") for kind, ns in mine.classes.items() if ns]
+    bars = [
+        Bar(kind, ns, f"{time(ns)} · {percent(ns / total)}", paint=_PAINTS.get(kind, ""))
+        for kind, ns in mine.classes.items()
+        if ns
+    ]
     who = "All ranks together" if rank is None else f"Rank {rank}"
     sub = f"{who}, whole capture, by time."
     show.section("By kind", escape(sub), show.figure(bars_figure(bars, "var(--compute)", 760.0, "Kernel time by kind")))

@@ -132,7 +132,11 @@ def _categories(part: PartMemory) -> None:
     title = "What it holds"
     if known:
         bars = [Bar(name, value, bytes_words(value)) for name, value in sorted(known.items(), key=lambda i: -i[1])]
-        missing = f" Not known: {'; '.join(f'{n} ({w})' for n, w in unknown.items())}." if unknown else ""
+        reasons: dict[str, list[str]] = {}
+        for name, why in unknown.items():
+            reasons.setdefault(why, []).append(name)
+        told = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+        missing = f" Not known, {told}." if told else ""
         sub = f"The most of each category at once; they need not peak together.{missing}"
         show.section(title, escape(sub), show.figure(bars_figure(bars, "var(--muted)", 760.0, title)))
     owners = [o for o in part.modules if o.name or o.category][:12]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+import streamlit as st
+
 from dtprof.model.ddp.observe import Seen
 from dtprof.numbers import Scale, count, percent, time
 from dtprof.report.charts.overlap import Lane, Lanes, overlap_figure
@@ -26,7 +28,11 @@ def render(view: View) -> None:
         )
         return
     _said(view)
-    rank, step = view.choose_rank(), view.choose_step()
+    left, right, _ = st.columns([1, 1, 4])
+    with left:
+        rank = view.choose_rank()
+    with right:
+        step = view.choose_step()
     found = _buckets(view, rank, step)
     if found is None:
         why = view.opened.ddp if isinstance(view.opened.ddp, str) else "this step was not captured whole"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from html import escape
+from statistics import fmean, median
 
 import streamlit as st
 
 from dtprof.advise.places import timed_steps
-from dtprof.analyse.results import ACCOUNTING
+from dtprof.analyse.results import ACCOUNTING, settled
 from dtprof.numbers import Scale, count, counted, digits, interval, listing, percent, time
 from dtprof.report.budget import BudgetRow, basis, left_out, mean, no_steps, shown
 from dtprof.report.charts.budget import budget_figure, undrawn
@@ -43,15 +44,21 @@ def _tiles(facts: Facts) -> list[Tile]:
 
 
 def _step_tile(facts: Facts) -> Tile:
+    """The captured steps, as the verdict's line of facts has them, and those of the step clock beside them."""
     timed = timed_steps(facts.run)
+    clock = f"{time(median(timed))} by the step clock, {count(len(timed))} steps" if len(timed) > 1 else ""
+    by_step: dict[int, list[int]] = {}
+    for account in facts.accounting.parts:
+        for step in settled(account.steps):
+            by_step.setdefault(step.step, []).append(step.dur_ns)
+    if by_step:
+        means = [fmean(lengths) for lengths in by_step.values()]
+        every = [ns for lengths in by_step.values() for ns in lengths]
+        note = f"captured, median of {count(len(means))}" if len(means) > 1 else "one step captured"
+        return Tile("Step", time(median(means)), clock or f"{note}; {interval(min(every), max(every))}")
     if timed:
-        middle = sorted(timed)[len(timed) // 2]
-        return Tile("Step", time(middle), f"median of {count(len(timed))}; {interval(min(timed), max(timed))}")
-    lengths = [s.dur_ns for a in facts.accounting.parts for s in a.steps if s.step in facts.settled_steps]
-    if not lengths:
-        return Tile("Step", None, "no step is marked")
-    middle = sorted(lengths)[len(lengths) // 2]
-    return Tile("Step", time(middle), f"captured; {interval(min(lengths), max(lengths))} over ranks and steps")
+        return Tile("Step", time(median(timed)), f"median of {count(len(timed))}; {interval(min(timed), max(timed))}")
+    return Tile("Step", None, "no step is marked")
 
 
 def _throughput_tile(facts: Facts) -> Tile:

@@ -10,8 +10,9 @@ import streamlit as st
 from dtprof.edits import Edit
 from dtprof.model.outcome import Outcome
 from dtprof.model.pipeline.observe import SeenPipeline
-from dtprof.model.pipeline.predict import Plan, Result, changed_plan, simulate
+from dtprof.model.pipeline.predict import Plan, Result, changed_plan, measured_plan, simulate
 from dtprof.numbers import change, interval, percent, time
+from dtprof.report import svg
 from dtprof.report.charts.pipeline import Box, Bubble, bubble_figure, grid_figure
 from dtprof_dashboards import selection, show
 from dtprof_dashboards.opened import predicted
@@ -20,6 +21,8 @@ from dtprof_dashboards.view import Page, View
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 MICROBATCHES = (2, 4, 8, 16, 32, 64)
 AS_RUN = "as it was run"
+# a difference between what is drawn and what is predicted below this share goes without a word
+SHORT = 0.01
 
 
 def render(view: View) -> None:
@@ -42,19 +45,22 @@ def render(view: View) -> None:
     plan, outcome = _what_if(view, seen, schedule, count)
     end = seen.steps[step].end
     top = max(end, plan[1].step_ns if plan else 0.0)
-    rows = [(_name(seen, place), _measured(seen, step, place)) for place in sorted(seen.orders)]
+    names = _names(seen, measured_plan(seen))
+    rows = [(name, _measured(seen, step, place)) for name, place in zip(names, sorted(seen.orders), strict=True)]
+    left = 14 + max(svg.width_of(name) for name in [*(n for n, _ in rows), *(_names(seen, plan[0]) if plan else [])])
     sub = (
         f"Step {step}, {time(end)}. Numbers are micro-batches; faint blue is forward, full blue backward "
         '<span class="c">compute</span>; faint orange: the rank <span class="w">waits</span>.'
     )
-    show.section("Stage by micro-batch", sub, show.figure(grid_figure(rows, end, top, show.FULL, simulated=False)))
+    show.section("Stage by micro-batch", sub, show.figure(grid_figure(rows, end, top, show.FULL, left, simulated=False)))
     _bubble(bubbles)
-    _beside(seen, plan, outcome, top)
+    _beside(seen, plan, outcome, top, left)
 
 
-def _name(seen: SeenPipeline, place: int) -> str:
-    stages = sorted({a.stage for a in seen.orders[place]})
-    return f"rank {seen.ranks[place]}, stage {', '.join(map(str, stages))}"
+def _names(seen: SeenPipeline, plan: Plan) -> list[str]:
+    """Names of the ranks under a plan, by place."""
+    stages = {place: sorted({a.stage for a in plan.actions[place]}) for place in sorted(plan.actions)}
+    return [f"rank {seen.ranks[place]}, stage {', '.join(map(str, held))}" for place, held in stages.items()]
 
 
 def _measured(seen: SeenPipeline, step: int, place: int) -> list[Box]:
@@ -68,13 +74,13 @@ def _bubbles(seen: SeenPipeline) -> list[Bubble]:
     except ValueError:
         even = None
     rows = []
-    for place in sorted(seen.orders):
+    for name, place in zip(_names(seen, measured_plan(seen)), sorted(seen.orders), strict=True):
         busy = float(np.mean([sum(p.end - p.start for p in s.passes[place]) for s in seen.steps.values()]))
         whole = float(np.mean([s.end for s in seen.steps.values()]))
         inside = max(whole - seen.head - seen.tail, busy)
         bubble = inside - busy
         structure = bubble if even is None else min(_idle(seen, even, place), bubble)
-        rows.append(Bubble(_name(seen, place), busy, bubble - structure, structure, whole - inside))
+        rows.append(Bubble(name, busy, bubble - structure, structure, whole - inside))
     return rows
 
 
@@ -98,7 +104,7 @@ def _said(view: View, seen: SeenPipeline, bubbles: list[Bubble]) -> None:
     ideal = percent((ranks - 1) / (m + ranks - 1))
     why = (
         f"{time(structure)} per step fill and drain {ranks} ranks with {m} micro-batches, {time(uneven)} because stages or "
-        f"messages are slower than even ones (mean of the ranks). Equal stages under 1F1B or GPipe leave (p−1)/(m+p−1), {ideal}."
+        f"messages are slower than even ones (mean of the ranks). Equal stages under 1F1B or GPipe: (p−1)/(m+p−1), {ideal}."
     )
     even = predicted(view.path, view.stamp, ("pipeline.balance=even",), view.facts.run)
     following = [f"equal stages: {_words(even)}"] if even.predicted_ns is not None and p > 1 else []
@@ -145,20 +151,20 @@ def _bubble(bubbles: list[Bubble]) -> None:
     show.section("What the bubble is", sub, show.figure(bubble_figure(bubbles, show.FULL)))
 
 
-def _beside(seen: SeenPipeline, plan: tuple[Plan, Result] | None, outcome: Outcome | str, top: float) -> None:
+def _beside(seen: SeenPipeline, plan: tuple[Plan, Result] | None, outcome: Outcome | str, top: float, left: float) -> None:
     if plan is None or isinstance(outcome, str):
         reason = outcome if isinstance(outcome, str) else "; ".join(outcome.withheld)
         show.nothing("No prediction", f"{reason[:1].upper()}{reason[1:]}.")
         return
     shape, result = plan
-    rows = []
-    for place in sorted(shape.actions):
-        boxes = [Box(a.kind, a.stage, a.microbatch, *result.spans[a]) for a in shape.actions[place]]
-        stages = sorted({b.stage for b in boxes})
-        rows.append((f"rank {seen.ranks[place]}, stage {', '.join(map(str, stages))}", boxes))
+    boxes = [[Box(a.kind, a.stage, a.microbatch, *result.spans[a]) for a in shape.actions[p]] for p in sorted(shape.actions)]
+    rows = list(zip(_names(seen, shape), boxes, strict=True))
     changes = ", ".join(map(str, outcome.edits))
-    sub = f"Predicted, same time axis; dashed: simulated, not measured. {_words(outcome)}. {'. '.join(outcome.notes)}."
-    drawing = grid_figure(rows, result.step_ns, top, show.FULL, simulated=True)
+    short = (outcome.predicted_ns or 0.0) - result.step_ns
+    sub = f"Same time axis; dashed: simulated, not measured. Predicted: {_words(outcome)}. {'. '.join(outcome.notes)}."
+    if abs(short) > SHORT * result.step_ns:
+        sub += f" The simulation of the measured order is {time(short)} short of its step; the prediction adds that."
+    drawing = grid_figure(rows, result.step_ns, top, show.FULL, left, simulated=True)
     show.section(f"What if: {changes}", escape(sub), show.figure(drawing))
 
 

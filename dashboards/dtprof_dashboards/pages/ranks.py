@@ -10,7 +10,7 @@ import streamlit as st
 from dtprof.analyse.results import StepAccount
 from dtprof.analyse.stragglers import OWN_KEYS, StragglerResult
 from dtprof.analyse.waiting import WaitingResult
-from dtprof.numbers import Scale, change, listing, named, percent, time
+from dtprof.numbers import NOT_KNOWN, Scale, change, listing, named, percent, time
 from dtprof.report.budget import MANY, shown
 from dtprof.report.charts.matrix import Cell, matrix_figure
 from dtprof.report.charts.plain_bars import Bar, bars_figure
@@ -152,7 +152,9 @@ def _mesh(view: View) -> None:
         at = manifest.coordinates.get(str(rank), {})
         longer = change(budget[rank] / middle - 1) if rank in budget and middle else ""
         step = f"{time(budget.get(rank))} {f'({longer})' if longer else ''}".strip()
-        rows.append([str(rank), *(str(at.get(axis, "")) for axis in axes), hosts[rank], devices[rank], step])
+        rows.append(
+            [str(rank), *(str(at.get(axis, "")) for axis in axes), hosts[rank] or NOT_KNOWN, devices[rank] or NOT_KNOWN, step]
+        )
     sub = (
         f"Mesh {' × '.join(f'{axis} {manifest.mesh[axis]}' for axis in axes)}."
         if axes

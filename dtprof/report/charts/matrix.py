@@ -68,5 +68,5 @@ def _cell(cell: Cell, x: float, y: float, w: float, h: float, key: str) -> list[
         paint, look = "none", ' pointer-events="all"'
     marks = [svg.rect(x, y, w - gap, h - gap, paint, cell.title, look)]
     if cell.words and h >= 14 and svg.width_of(cell.words, bold=cell.bold) + 4 <= w:
-        marks.append(svg.text(x + (w - gap) / 2, y + h / 2 + 4, cell.words, "b t" if cell.bold else "t", "middle"))
+        marks.append(svg.text(x + (w - gap) / 2, y + h / 2 + 4, cell.words, "b" if cell.bold else "", "middle"))
     return marks

@@ -35,17 +35,22 @@ def level_figure(ts: Ints, held: Ints, marks: Sequence[tuple[int, str]], width: 
         words = f"{value:g}" + (f" {name}" if value == values[-1] else "")
         at = y(value * unit)
         body += [svg.line(LEFT, at, right, at, "hair"), svg.text(LEFT - 8, at + 4, words, "m", "end")]
+    peak = int(np.argmax(held))
+    px, py = x(int(ts[peak])), y(int(held[peak]))
+    free = LEFT
     for at_ns, words in marks:
-        if zero <= at_ns <= zero + span:
-            body += [svg.line(x(at_ns), TOP, x(at_ns), bottom, "hair"), svg.text(x(at_ns) + 3, TOP - 4, words, "m")]
+        at = x(at_ns)
+        wide = svg.width_of(words) + 8
+        meets = py < TOP + 30 and px - 70 < at + wide and at < px + 60
+        if at >= free and not meets:
+            body += [svg.line(at, TOP, at, bottom, "hair"), svg.text(at + 3, TOP - 4, words, "m")]
+            free = at + wide
     low, high = _thinned(ts, held, x)
     outline = " ".join(f"{svg.number(a)},{svg.number(y(b))}" for a, b in high)
     back = " ".join(f"{svg.number(a)},{svg.number(y(b))}" for a, b in reversed(low))
     title = f"{label} · from {memory(int(held.min()))} to {memory(int(held.max()))} in {time(span)}"
     look = 'fill="var(--muted)" fill-opacity=".25" stroke="var(--muted)" stroke-width="1"'
     body.append(f'<polygon points="{outline} {back}" {look}><title>{svg.escape(title)}</title></polygon>')
-    peak = int(np.argmax(held))
-    px, py = x(int(ts[peak])), y(int(held[peak]))
     place = f'cx="{svg.number(px)}" cy="{svg.number(py)}" r="3.5"'
     body.append(f'<circle {place} fill="var(--ink)"><title>the peak, {memory(int(held[peak]))}</title></circle>')
     words = f"peak {memory(int(held[peak]))}"

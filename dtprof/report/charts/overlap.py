@@ -36,7 +36,7 @@ class Lanes:
         """From the end of the backward pass to the last end of a lane; 0 where either is not known."""
         if self.backward is None:
             return 0
-        return max([lane.end - self.backward[1] for lane in self.lanes if lane.end is not None], default=0)
+        return max([0, *(lane.end - self.backward[1] for lane in self.lanes if lane.end is not None)])
 
 
 def overlap_figure(found: Lanes, width: float) -> str:

@@ -26,9 +26,12 @@ class Box:
     end: float
 
 
-def grid_figure(rows: Sequence[tuple[str, Sequence[Box]]], end_ns: float, top_ns: float, width: float, simulated: bool) -> str:
-    """A row per rank, its passes in time; the axis reaches to ``top_ns``, so that two figures share it."""
-    left = 14 + max(svg.width_of(name) for name, _ in rows)
+def grid_figure(
+    rows: Sequence[tuple[str, Sequence[Box]]], end_ns: float, top_ns: float, width: float, left: float, simulated: bool
+) -> str:
+    """A row per rank, its passes in time; the axis reaches to ``top_ns``, so that two figures share it, and names
+    end at ``left``.
+    """
     right = width - 84
     per_ns = (right - left) / max(top_ns, 1.0)
     bottom = TOP + PITCH * len(rows)

@@ -12,7 +12,7 @@ PITCH, HIGH = 26.0, 18.0
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its name, its length, the number in words, a note in muted words, and a title."""
+    """One bar: its name, its length, the number in words, a note in muted words, a title, a paint of its own."""
 
     name: str
     value: float
@@ -20,6 +20,7 @@ class Bar:
     note: str = ""
     title: str = ""
     bold: bool = False
+    paint: str = ""
 
 
 def bars_figure(found: Sequence[Bar], paint: str, width: float, label: str) -> str:
@@ -34,7 +35,7 @@ def bars_figure(found: Sequence[Bar], paint: str, width: float, label: str) -> s
         w = max(bar.value, 0.0) / top * room
         body.append(svg.text(left - 10, y + 13, bar.name, "b" if bar.bold else "", "end"))
         if w >= 1:
-            body.append(svg.rect(left, y, w, HIGH, paint, bar.title or f"{bar.name} · {bar.words}"))
+            body.append(svg.rect(left, y, w, HIGH, bar.paint or paint, bar.title or f"{bar.name} · {bar.words}"))
         body.append(svg.text(left + w + 8, y + 13, bar.words, "b"))
         if bar.note:
             body.append(svg.text(left + w + 18 + svg.width_of(bar.words, bold=True), y + 13, bar.note, "m"))
