@@ -86,7 +86,10 @@ def prepare(method: str, path: Path) -> Callable[[], Any]:
     """Import what ``method`` needs and return what is measured."""
     if method == "sqlite3":
         return lambda: _by_sqlite3(path)
-    import pyarrow.parquet  # noqa: F401  # imported by the first open otherwise
+    # imported by the first open otherwise
+    import numpy.ma  # noqa: F401
+    import pyarrow.compute
+    import pyarrow.parquet  # noqa: F401
 
     if method == "rows":
         from dtprof.ingest.nsys.database import SqliteSource

@@ -141,7 +141,8 @@ def _possible(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, source: str, qu
 
 def _overrunning(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, order: NDArray[Any]) -> list[int]:
     """Device spans that swallow their successors on a stream which is serial but for them."""
-    rows = order[is_kind(kind, *DEVICE_KINDS)[order]]
+    device = is_kind(kind, *DEVICE_KINDS)
+    rows = np.flatnonzero(device) if _is_all(order, len(kind)) else order[device[order]]
     lanes = lane[rows]
     if (lanes[1:] != lanes[:-1]).any():
         by_lane = np.argsort(lanes, kind="stable")
@@ -162,8 +163,13 @@ def _overrunning(raw: RawTrace, kind: NDArray[np.int8], lane: Rows, order: NDArr
     return bad
 
 
+def _is_all(order: NDArray[Any], count: int) -> bool:
+    """Is this all rows, as they stand?"""
+    return len(order) == count and bool(np.all(order[1:] > order[:-1]))
+
+
 def _events(raw: RawTrace, kind: NDArray[np.int8], lanes: spans.Lanes, order: NDArray[Any]) -> Events:
-    every = len(order) == len(raw.ts) and bool(np.all(order[1:] > order[:-1]))
+    every = _is_all(order, len(raw.ts))
 
     def ordered(column: Any) -> Any:
         return column if every else column[order]
