@@ -25,6 +25,8 @@ _BENDS = 0.15
 # sizes closer than this share are one
 _SAME = 0.02
 _MOST_SIZES = 64
+# sizes that differ less than this tell nothing of a slope
+_LEAST_RATIO = 1.5
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ def costs_of(operations: Iterable[Operation]) -> dict[tuple[str, str], Cost]:
 
 
 def fit(op: str, group: str, n: int, sizes: Sequence[float], times: Sequence[float]) -> Cost | None:
-    """The cost of operations of ``sizes`` bytes that took ``times`` ns; None below two sizes: a line needs two."""
+    """The cost of operations of ``sizes`` bytes that took ``times`` ns; None where they hardly differ in size."""
     at, typical, spread = _by_size(np.asarray(sizes, float), np.asarray(times, float))
-    if len(at) < 2:
+    if at[-1] < _LEAST_RATIO * at[0]:
         return None
     pairs = list(combinations(range(len(at)), 2))
     slopes = np.array([(typical[j] - typical[i]) / (at[j] - at[i]) for i, j in pairs])
@@ -112,8 +114,12 @@ def _by_size(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[ND
     """(sizes, lower quartile of the times of each, median relative half-width); sizes that nearly agree are one."""
     order = np.argsort(sizes, kind="stable")
     sizes, times = sizes[order], times[order]
-    breaks = np.flatnonzero(sizes[1:] > sizes[:-1] * (1 + _SAME)) + 1
     places = np.arange(len(sizes))
+    breaks, first = [], sizes[0]
+    for place, size in enumerate(sizes.tolist()):
+        if size > first * (1 + _SAME):
+            breaks.append(place)
+            first = size
     groups = np.split(places, breaks) if len(breaks) < _MOST_SIZES else np.array_split(places, _MOST_SIZES)
     at = np.array([float(np.median(sizes[g])) for g in groups])
     typical = np.array([float(np.quantile(times[g], _QUANTILE)) for g in groups])
