@@ -1,11 +1,14 @@
 """The job elastic: a killed rank costs the steps since the last whole checkpoint and no others, and the run says so."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,8 +42,31 @@ def environment():
 def job(out, *words, ranks=2):
     """Run it by ``dtprof job``; its exit code and output."""
     command = [sys.executable, "-m", "dtprof", "job", "elastic", "--ranks", str(ranks), *SMALL, "--out", str(out), *words]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400)
-    return done.returncode, done.stdout + done.stderr
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, env=environment(), stdout=said, stderr=said, start_new_session=True)
+        try:
+            code = process.wait(500)
+        finally:
+            end(process)
+        said.seek(0)
+        return code, said.read()
+
+
+def end(process):
+    """With torchrun and all ranks, whose parent is torchrun: each rank is the leader of a group of its own."""
+    torchrun = children_of(process.pid)
+    ranks = [pid for agent in [process.pid, *torchrun] for pid in children_of(agent)]
+    for pid in [process.pid, *torchrun, *ranks]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def children_of(pid):
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def steps_of(run, rank, attempt):
@@ -205,13 +231,11 @@ def test_with_a_machine_less_the_others_go_on(tmp_path):
         while not (progress.exists() and int(progress.read_text() or -1) >= 9):
             assert time.monotonic() < deadline, "the two never trained"
             time.sleep(0.1)
-        os.killpg(goes.pid, signal.SIGKILL)
+        end(goes)
         assert stays.wait(300) == 0
     finally:
         for process in (stays, goes):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end(process)
     run = dtprof.open_run(tmp_path / "run")
     sizes = {(p.attempt, p.world_size) for p in run.parts}
     assert sizes == {(0, 2), (1, 1)}
