@@ -29,19 +29,22 @@ from dtprof.schema import DEVICE_KINDS
 # replay of a DDP run on gloo may be off by this much
 MOST_REPLAY_ERROR = 0.05
 _WIRE = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5}
+# edits of what ranks do themselves, which any step graph answers
+_OF_WORK = ("ideal.rank", "ideal.loader", "compute.")
 _BUCKETS = {"ddp.bucket_cap_mb", "ddp.bucket_cap_mb_list", "ddp.first_bucket_mb"}
 
 
 def what_if(run: Run, edits: Sequence[Edit], calibration: Path | None = None) -> Outcome:
     """The step of ``run`` under ``edits``.
 
-    ``calibration``: the run folder of ``dtprof job collectives`` on the same network; without it that file in the run's own
-    folder, else the run's own collectives give the costs. InputError for edits that contradict each other.
+    ``calibration``: the run folder of ``dtprof job collectives`` on the same network; without it a DDP run takes its file from
+    its own folder, else its own collectives. InputError for edits that contradict each other.
     """
     if not edits:
         raise InputError("no edit to predict", "give --set KEY=VALUE")
-    calibration = calibration or calibration_of(run)
     if _on_device(run):
+        if any(edit.key.startswith("fsdp.") for edit in edits):
+            return predict_fsdp(run, edits, calibration)
         return predict_on_graph(run, edits)
     if any(edit.key.startswith("pipeline.") for edit in edits):
         return predict_pipeline(run, edits)
@@ -51,7 +54,7 @@ def what_if(run: Run, edits: Sequence[Edit], calibration: Path | None = None) ->
         return accumulated
     seen = observe(run)
     if isinstance(seen, str):
-        if has_fsdp(run):
+        if has_fsdp(run) and not any(edit.key.startswith(_OF_WORK) for edit in edits):
             return predict_fsdp(run, edits, calibration)
         if on_graph(edits):
             return predict_on_graph(run, edits)
@@ -64,7 +67,13 @@ def _on_device(run: Run) -> bool:
 
 
 def _of_ddp(run: Run, seen: Seen, edits: Sequence[Edit], calibration: Path | None) -> Outcome:
-    made = model_of(seen, calibration)
+    beside = calibration_of(run) if calibration is None else None
+    try:
+        made = model_of(seen, calibration or beside)
+    except InputError as error:
+        if beside is None:
+            raise
+        made = str(error)
     if isinstance(made, str):
         return withheld(edits, (made,))
     powersgd = any(edit.key == POWERSGD for edit in edits)

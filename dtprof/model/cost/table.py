@@ -7,11 +7,11 @@ straight lines between them and the slope of the last two beyond.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,17 +90,15 @@ def from_calibration(path: Path, op: str, n: int) -> CostTable:
     file = path / "calibration.jsonl" if path.is_dir() else path
     alone: dict[int, list[float]] = defaultdict(list)
     beside: dict[int, list[float]] = defaultdict(list)
-    try:
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: {error}", "give the run folder of dtprof job collectives") from None
-    for line in lines:
-        if line.get("kind") != "collective" or line.get("op") != op or line.get("n") != n or line.get("traced"):
+    for line in _lines(file):
+        if line.kind != "collective" or line.op != op or line.n != n or line.traced:
             continue
-        if line.get("in_flight") == 1:
-            alone[int(line["bytes"])] += line["times_ns"]
-        elif line.get("in_flight") == 2 and line.get("groups") == 1:
-            beside[int(line["bytes"])] += line["times_ns"]
+        if line.bytes is None or not line.times_ns:
+            continue
+        if line.in_flight == 1:
+            alone[line.bytes] += line.times_ns
+        elif line.in_flight == 2 and line.groups == 1:
+            beside[line.bytes] += line.times_ns
     if not alone:
         raise InputError(f"{file}: no {op} over {n} ranks", f"measure one: dtprof job collectives --ranks {n} --ops {op}")
     sizes = sorted(alone)
@@ -115,6 +113,35 @@ def from_calibration(path: Path, op: str, n: int) -> CostTable:
         np.array(sizes, float), times, np.array(both, float), np.array(shared), spread,
         f"calibration of {len(sizes)} sizes in {file}", None if per_op is None else max(per_op, 0.0),
     )  # fmt: skip
+
+
+class _Line(msgspec.Struct):
+    """What is read of one measurement; links and barriers leave some of it out."""
+
+    kind: str
+    times_ns: list[float] = []
+    op: str | None = None
+    n: int | None = None
+    bytes: int | None = None
+    in_flight: int | None = None
+    groups: int | None = None
+    traced: bool | None = None
+
+
+def _lines(file: Path) -> list[_Line]:
+    """The measurements of a file; InputError names the first line that is none."""
+    remedy = "give the run folder of dtprof job collectives"
+    try:
+        texts = file.read_bytes().splitlines()
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror or error}", remedy) from None
+    found = []
+    for number, text in enumerate(texts, 1):
+        try:
+            found.append(msgspec.json.decode(text, type=_Line))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{file}, line {number}: no measurement ({error})", remedy) from None
+    return found
 
 
 def from_spans(sizes: NDArray[np.float64], alone: NDArray[np.float64], beside: NDArray[np.float64]) -> CostTable | None:

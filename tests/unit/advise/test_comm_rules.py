@@ -205,3 +205,29 @@ def test_eight_real_ranks_have_few_and_small_operations_and_no_finding(truth):
     study = study_of(dtprof.open_run(truth / "traces" / "kineto" / "dlrm_8rank_v100"))
     assert all("fewer than 3 operations" in found for found in reached(study).values())
     assert not {"comm.bandwidth", "comm.small_messages"} & {f.rule for f in findings(study)}
+
+
+@pytest.mark.parametrize(("text", "reason"), [("", "no all_reduce over 2 ranks"), ("{", "line 1"), ("[1]", "line 1")])
+def test_a_bad_measurement_beside_a_run_withholds_and_breaks_no_report(tmp_path, text, reason):
+    works = [work(*(20 + 5 * np.arange(1, 17)), copy=0.25, tail=8 * MS)] * 2
+    run = measured(works)[0]
+    run.path = str(tmp_path)
+    (tmp_path / "calibration.jsonl").write_text(text)
+    found = what_if(run, parse_edits(["ddp.bucket_cap_mb=2"]))
+    assert reason in found.withheld[0]
+    assert "calibration.jsonl" in found.withheld[0]
+    assert "ddp.bucket_size" not in by_rule(run)
+
+
+def test_a_measurement_beside_a_run_gives_its_model_the_costs(tmp_path):
+    works = [work(*(20 + 5 * np.arange(1, 17)), copy=0.25, tail=8 * MS)] * 2
+    run = measured(works)[0]
+    run.path = str(tmp_path)
+    rows = [
+        {"kind": "collective", "op": "all_reduce", "n": 2, "bytes": size * MIB, "in_flight": 1, "groups": 1,
+         "times_ns": [1e6 + 6e6 * size] * 3}
+        for size in (0, 1, 64)
+    ]  # fmt: skip
+    (tmp_path / "calibration.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    notes = what_if(run, parse_edits(["ddp.bucket_cap_mb=2"])).notes
+    assert "calibration of 3 sizes" in notes[0]
