@@ -4,6 +4,7 @@ set -euo pipefail
 
 OUTPUT=${OUTPUT:-dtprof-out}
 mkdir -p "$OUTPUT"
+rm -f "$OUTPUT"/dtprof.{json,md,xml}
 if [ -n "${RUN:-}" ]; then
     words=(check "$RUN" --baseline "${BASELINE:-dtprof-baseline.json}")
 else
@@ -26,7 +27,8 @@ case $code in
     2) outcome=inconclusive ;;
     *) outcome=error ;;
 esac
-headline=$(sed -n 's/^ "headline": "\(.*\)",$/\1/p' "$OUTPUT/dtprof.json")
+headline=
+if [ -s "$OUTPUT/dtprof.md" ]; then headline=$(sed -n '3{s/\\|/|/g;s/&lt;/</g;p}' "$OUTPUT/dtprof.md"); fi
 {
     echo "outcome=$outcome"
     echo "headline=$headline"

@@ -3,9 +3,9 @@
     python benchmarks/gate_lab.py [--kinds same,tiny_buckets,slow_rank] [--gates 5] [--record FILE] [--resample 200] [--json]
 
 Each gate is ``dtprof gate`` with 7 pairs, margin 5% and level 1%, of a job of two ranks with emulated compute on 1 Gbit/s and
-4 ms. Its rows are {kind, seed, outcome, headline, pairs (those of the repetition as well), minutes, noise, sees}. Then gates
-are made of the steps that those runs took: {kind, resampled, fail, pass}. --record adds the gates to FILE, with the length
-of every step (ns), and takes those that FILE has already; so the whole can be run in pieces.
+4 ms. Its rows are {kind, seed, outcome, headline, pairs (those of the repetition as well), minutes, noise}. Then gates of at
+most 20 pairs are made of the steps that those runs took: {kind, resampled, fail, pass}. --record adds the gates to FILE, with
+the length of every step (ns), and takes those that FILE has already; so the whole can be run in pieces.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +38,10 @@ forward_ms = 2.0
 backward_ms = 4.0
 tensors = [32768, 4096, 32768, 4096]
 """
-STEPS, COUNTED = 16, 12
+# a model that needs its cores, where the emulated one sleeps
+COMPUTING = ["--layers", "2", "--dim", "128", "--batch", "2"]
 PLAN = Plan(pairs=7, margin=0.05, alpha=0.01)
+RESAMPLED = replace(PLAN, pairs=20)
 # kind -> the candidate's options
 KINDS = {
     "same": [],
@@ -62,10 +65,7 @@ def warm_lab(folder):
             for process in ranks:
                 if process.stdout.readline() != "ready\n":
                     raise RuntimeError("a rank of the lab ended before its first job")
-            yield [
-                sys.executable, "-I", "-S", str(RANK), f"{folder / 'rank0'},{folder / 'rank1'}",
-                "--steps", str(STEPS), "--emulate", str(folder / "layers.toml"),
-            ]  # fmt: skip
+            yield [sys.executable, "-I", "-S", str(RANK), f"{folder / 'rank0'},{folder / 'rank1'}", "--steps", "16"]
         finally:
             for process in ranks:
                 process.terminate()
@@ -73,9 +73,10 @@ def warm_lab(folder):
                 process.stdout.close()
 
 
-def gate(job, kind, seed, folder):
-    """One gate, as its row with the steps of its pairs."""
+def gate(job, kind, seed, folder, model=None):
+    """One gate, as its row with the steps of its pairs. ``model``: options of the job's model (emulated layers)."""
     out = folder / f"{kind}{seed}"
+    job = [*job, *(model or ["--emulate", str(folder / "layers.toml")])]
     baseline, candidate = " ".join(job), " ".join([*job, *KINDS[kind]])
     budget = ["--pairs", str(PLAN.pairs), "--margin", str(PLAN.margin), "--alpha", str(PLAN.alpha), "--seed", str(seed)]
     words = ["gate", "--baseline-cmd", baseline, "--candidate-cmd", candidate, *budget, "--out", str(out), "--json"]
@@ -92,7 +93,6 @@ def gate(job, kind, seed, folder):
         "pairs": len(said["pairs"]),
         "minutes": (time.monotonic() - begin) / 60,
         "noise": said["noise"],
-        "sees": said["detectable"],
         "steps": [[lengths(out / run) for run in pair["folders"]] for pair in said["pairs"]],
     }
 
@@ -111,7 +111,7 @@ def resampled(gates, trials, seed=0):
         a, b = (float(np.median(rng.choice(steps, len(steps)))) for steps in pair)
         return (b, a) if gates[0]["kind"] == "same" and rng.random() < 0.5 else (a, b)
 
-    found = [run_trial(measure, PLAN).outcome for _ in range(trials)]
+    found = [run_trial(measure, RESAMPLED).outcome for _ in range(trials)]
     return {"kind": gates[0]["kind"], "resampled": trials, **{word: found.count(word) for word in ("fail", "pass")}}
 
 

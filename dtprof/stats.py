@@ -159,9 +159,10 @@ def detectable(
 
     A look fails where the truth lies further above the margin than the lower bound of the noise lies below 0, so that the
     slowdown is the ``power`` quantile of the least of these distances over the looks; a repetition must fail as well.
-    The noise is drawn from the differences about their centre, with both signs and, since their scale is known from few
-    only, with the scale's own uncertainty (chi-squared). Close to margin + 1.1 (z(1-alpha) + z(power)) sigma /
-    sqrt(pairs) for normal noise. inf where ``pairs`` are too few for the level or there are less than 3 differences.
+    The noise is drawn from the differences about their centre, with both signs. Their law is known from few only: each
+    trial gives them weights of its own (see ``_drawn``) and has the scale's uncertainty (chi-squared). Close to margin +
+    1.1 (z(1-alpha) + z(power)) sigma / sqrt(pairs) for normal noise. inf where ``pairs`` are too few for the level or
+    there are less than 3 differences.
     """
     schedule, level = looks(pairs, alpha, most)
     if not schedule or len(differences) < 3:
@@ -172,12 +173,23 @@ def detectable(
     known = len(residuals) - 1
     scale = np.sqrt(known / rng.chisquare(known, trials))
     repeated = confirming(pairs) if confirm else 0
-    noise = rng.choice(residuals, (trials, pairs + repeated)) * rng.choice((-1.0, 1.0), (trials, pairs + repeated))
-    noise *= scale[:, None]
+    noise = _drawn(residuals, trials, pairs + repeated, rng) * scale[:, None]
     needs = np.min([_reach(noise[:, :n], level) for n in schedule], axis=0)
     if repeated:
         needs = np.maximum(needs, _reach(noise[:, pairs:], CONFIRM_ALPHA))
     return math.expm1(math.log1p(margin) + float(np.quantile(needs, power)))
+
+
+def _drawn(residuals: Floats, trials: int, count: int, rng: np.random.Generator) -> Floats:
+    """trials x count residuals of either sign, by weights that differ from trial to trial (Bayesian bootstrap; Rubin, 1981).
+
+    Equal weights would take the share of rare spikes among the residuals for known.
+    """
+    weights = rng.exponential(size=(trials, len(residuals))).cumsum(axis=1)
+    places = rng.random((trials, count)) * weights[:, -1:]
+    chosen = np.array([np.searchsorted(w, place) for w, place in zip(weights, places, strict=True)])
+    found: Floats = residuals[chosen] * rng.choice((-1.0, 1.0), (trials, count))
+    return found
 
 
 def _reach(samples: Floats, alpha: float) -> Floats:

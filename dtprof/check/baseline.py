@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from dtprof.check.fingerprint import Conditions, Fingerprint, conditions, fingerprint, hardware_differs
-from dtprof.check.metrics import Metric, measure
+from dtprof.check.metrics import STEP, Metric, measure
 from dtprof.errors import InputError
 from dtprof.protocols import Lens
 from dtprof.run import write_atomic
@@ -104,6 +104,7 @@ def merged(file: File | None, new: Baseline, *, add: bool) -> File:
     old = [] if file is None else file.baselines
     same = next((b for b in old if b.fingerprint.key == new.fingerprint.key), None)
     if same is not None and add:
+        _refuse_again(same, new)
         shared = same.metrics.keys() & new.metrics.keys()
         metrics = {
             n: Metric(
@@ -114,6 +115,17 @@ def merged(file: File | None, new: Baseline, *, add: bool) -> File:
         new = Baseline(fingerprint=new.fingerprint, runs=same.runs + new.runs, metrics=metrics)
     kept = [b for b in old if b is not same]
     return File(kind=KIND, schema=SCHEMA, baselines=sorted([*kept, new], key=lambda b: b.fingerprint.key))
+
+
+def _refuse_again(old: Baseline, new: Baseline) -> None:
+    """InputError for a run that is in the baseline already: it would make the noise look smaller than it is."""
+
+    def known(baseline: Baseline) -> set[tuple[str, float]]:
+        times = baseline.metrics[STEP].values if STEP in baseline.metrics else [0.0] * len(baseline.runs)
+        return {(r.run, float(f"{t:.9g}")) for r, t in zip(baseline.runs, times, strict=True)}
+
+    if again := known(old) & known(new):
+        raise InputError(f"{min(again)[0]} is in the baseline already", "add other runs; a run that counts twice hides noise")
 
 
 def write(path: str, file: File) -> None:

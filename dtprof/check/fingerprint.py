@@ -22,10 +22,11 @@ OTHER_GPU_USE = ("other_gpu_utilization", "other_processes_gpu_utilization")
 
 
 class Fingerprint(msgspec.Struct, kw_only=True, frozen=True):
-    """Hardware, highest clock (MHz, None where not told) and software of a run."""
+    """Hardware, highest clock (MHz, None where not told) and software of a run; ``ranks`` are those that it has."""
 
     devices: list[str]
     world_size: int | None
+    ranks: int | None = None
     hosts: int
     backend: str | None
     max_sm_clock_mhz: float | None = None
@@ -36,9 +37,15 @@ class Fingerprint(msgspec.Struct, kw_only=True, frozen=True):
         """One line that names hardware, clock and software."""
         what = " + ".join(self.devices) or "device not known"
         clock = f" at {self.max_sm_clock_mhz:g} MHz" if self.max_sm_clock_mhz else ""
-        size = f", {self.world_size} ranks" if self.world_size else ""
+        some = f"{self.ranks} of " if self.partial else ""
+        size = f", {some}{self.world_size} ranks" if self.world_size else ""
         torch = f", torch {self.software['torch']}" if "torch" in self.software else ""
         return f"{what}{clock}{size}, {self.backend or 'no backend'}{torch}"
+
+    @property
+    def partial(self) -> bool:
+        """Whether ranks are known to be missing."""
+        return self.ranks is not None and self.world_size is not None and self.ranks < self.world_size
 
 
 class Conditions(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -66,6 +73,7 @@ def fingerprint(run: Run) -> Fingerprint:
     return Fingerprint(
         devices=sorted({*manifest.devices, *(p.device for p in run.parts if p.device)}),
         world_size=run.world_size,
+        ranks=len(run.ranks),
         hosts=len({p.host for p in run.parts if p.host}),
         backend=" + ".join(sorted(backends)) or None,
         max_sm_clock_mhz=max((c for p in run.parts if (c := _max_clock(p)) is not None), default=None),
@@ -140,6 +148,9 @@ def hardware_differs(a: Fingerprint, b: Fingerprint) -> str:
     ):
         if x != y:
             return f"{what}: {x} in the baseline, {y} in the run"
+    if a.partial != b.partial or (a.partial and a.ranks != b.ranks):
+        there = [f"{f.ranks} of {f.world_size}" if f.partial else "all" for f in (a, b)]
+        return f"ranks are missing: {there[0]} are in the baseline, {there[1]} in the run"
     if a.max_sm_clock_mhz and b.max_sm_clock_mhz and a.max_sm_clock_mhz != b.max_sm_clock_mhz:
         return f"another highest clock: {a.max_sm_clock_mhz:g} and {b.max_sm_clock_mhz:g} MHz"
     return ""

@@ -33,6 +33,8 @@ class Cause:
         """The cause for the first line, or why there is none."""
         if self.found is None:
             return f"the cause is not known: {self.why_not}"
+        if not self.found.keys:
+            return f"the cause is not known: {'; '.join(self.found.cannot)}"
         if self.found.cause is None:
             return "the cause is not known: the traced runs do not differ in any one category"
         return self.found.cause.text
@@ -58,7 +60,7 @@ def gate_result(trial: Trial, pairs: Sequence[Pair], *, title: str, cause: Cause
     headline = f"{word}: {text}"
     if cause is not None:
         headline = f"{word}: {text}; {cause.text}"
-    noise = f"noise of a pair {percent(trial.noise)}; {counted(trial.allowed, 'pair')} {sees(trial)}"
+    noise = f"noise of a pair {percent(trial.noise)}; {counted(trial.allowed, 'pair')} {catches(trial)}"
     notes: list[str] = []
     if trial.outcome != "inconclusive":
         notes.insert(0, noise)
@@ -68,16 +70,16 @@ def gate_result(trial: Trial, pairs: Sequence[Pair], *, title: str, cause: Cause
         headline = f"{headline} ({noise})"
     if trial.needed is not None:
         aim = trial.plan.detect if trial.plan.detect is not None else trial.decision.estimate
-        notes.append(f"{counted(trial.needed, 'pair')} would see {change(aim)} four times in five")
+        notes.append(f"{counted(trial.needed, 'pair')} would catch {change(aim)} four times in five")
     row = Row(METRIC, trial.outcome, text, {"baseline_s": a, "candidate_s": b})
     return Result(title, trial.outcome, headline, (row,), tuple(notes), gate_document(trial, pairs, cause))
 
 
-def sees(trial: Trial) -> str:
+def catches(trial: Trial) -> str:
     """What the pairs allowed would detect, in words."""
     if not math.isfinite(trial.sees):
-        return "see nothing"
-    return f"see {change(trial.sees)} four times in five"
+        return "catch nothing"
+    return f"catch {change(trial.sees)} four times in five"
 
 
 def gate_document(trial: Trial, pairs: Sequence[Pair], cause: Cause | None) -> dict[str, Any]:
@@ -106,15 +108,16 @@ def aa_result(trial: Trial, pairs: Sequence[Pair], *, title: str) -> Result:
     counts = (10, 20, 40)
     reach = {n: detectable(trial.differences, n, margin=trial.plan.margin, alpha=trial.plan.alpha) for n in counts}
     able = ", ".join(f"{change(reach[n])} with {n} pairs" for n in counts if math.isfinite(reach[n]))
-    text = f"noise of a pair {percent(trial.noise)}; margin {percent(trial.plan.margin)}: sees {able or 'nothing'}"
+    noise = f"noise of a pair {percent(trial.noise)}"
+    text = f"{noise}; with a margin of {percent(trial.plan.margin)} a gate catches {able or 'nothing'}"
     asked = trial.plan.detect
     outcome: Outcome = "inconclusive"
     if trial.decision.outcome == "fail":
         headline = f"INCONCLUSIVE: the command differs from itself, {trial.reason}"
     elif asked is not None and trial.sees > asked:
-        headline = f"INCONCLUSIVE: {counted(trial.allowed, 'pair')} cannot see {change(asked)}; {text}"
+        headline = f"INCONCLUSIVE: {counted(trial.allowed, 'pair')} cannot catch {change(asked)} four times in five; {text}"
     else:
-        outcome, headline = "pass", f"PASS: A/A, {text}"
+        outcome, headline = "pass", f"PASS: the command does not differ from itself; {text}"
     row = Row(METRIC, outcome, text)
     document = {**gate_document(trial, pairs, None), "aa": True, "detectable_with": {str(n): v for n, v in reach.items()}}
     return Result(title, outcome, headline, (row,), (), document)

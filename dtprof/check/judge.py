@@ -83,7 +83,7 @@ def judge(
     if confirm is not None:
         rows = _confirmed(rows, _rows(baseline, confirm, replace(margins, alpha=CONFIRM_ALPHA), correct=False))
     elif any(r.outcome == "fail" for r in rows):
-        notes.append("not confirmed: a second run of the same commit, given as --confirm, would be")
+        notes.append("not confirmed: give a second run of the same commit as --confirm")
     doubts = _doubts(baseline, candidate, control, margins)
     if doubts:
         rows = [_doubted(r, doubts) for r in rows]
@@ -190,7 +190,7 @@ def _noisy(found: _Compared, adjusted: float, alpha: float, level: float, shorte
     text = {
         "fail": f"{moved}, beyond the margin of {limit}",
         "pass": f"{moved}, within {limit}",
-        "inconclusive": f"{moved}; worse by up to {_shown(high, found.kind)}, margin {limit}; what would be seen is {sees}",
+        "inconclusive": f"{moved}, may be worse by up to {_shown(high, found.kind)}; margin {limit}; {sees} would be caught",
     }[outcome]
     if failed and outcome == "pass":
         text = f"{moved}: a larger part of a shorter step"

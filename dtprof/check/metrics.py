@@ -56,7 +56,7 @@ def measure(study: Lens) -> dict[str, Measured]:
         found |= _communication(study, used)
         found |= _work(study, used)
         found |= _pipeline(study)
-    return found | _memory(study)
+    return found | _utilization(study) | _memory(study)
 
 
 def step_time(study: Lens) -> float | None:
@@ -147,6 +147,16 @@ def _work(study: Lens, used: list[PartAccount]) -> dict[str, Measured]:
         worse: Worse = "less" if name in ("gemm", "attention") else "more"
         found[f"kernels.{name}"] = Measured("share", spent / whole, worse)
     return found
+
+
+def _utilization(study: Lens) -> dict[str, Measured]:
+    """Model FLOPs utilization (Chowdhery et al., 2022) where the job records it as ``dtprof.metric("mfu", share)``; median."""
+    found: list[float] = []
+    for part in study.run.parts:
+        table = study.run.table("metrics", part.ordinal)
+        found += table["value"][table.is_("metric", "mfu") & table.known("value")].tolist()
+    # a percentage is no share
+    return {"share.mfu": Measured("share", median(found), "less")} if found and 0 <= min(found) <= max(found) <= 1 else {}
 
 
 def _memory(study: Lens) -> dict[str, Measured]:

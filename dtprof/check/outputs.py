@@ -12,6 +12,7 @@ from dtprof.numbers import NBSP
 
 MOST_ANNOTATIONS = 10  # GitHub shows no more per step and kind
 _SIGN = {"pass": "PASS", "fail": "FAIL", "inconclusive": "INCONCLUSIVE"}
+_TAG = {"pass": "", "fail": "failure", "inconclusive": "error"}
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -21,16 +22,19 @@ def plain(text: str) -> str:
 
 
 def junit(result: Result) -> str:
-    """JUnit XML: one case for the whole and one per metric; inconclusive is an error, since it is no pass."""
+    """JUnit XML: one case for the whole and one per metric; inconclusive is an error, since it is no pass.
+
+    A metric that is not resolved and does not look worse than its margin is a skipped case.
+    """
     cases = [Row("outcome", result.outcome, result.headline), *result.rows]
-    counts = {kind: str(sum(c.outcome == kind for c in cases)) for kind in _SIGN}
+    tags = ["skipped" if c.harmless else _TAG[c.outcome] for c in cases]
     suite = ElementTree.Element(
-        "testsuite", name=plain(result.title), tests=str(len(cases)), failures=counts["fail"], errors=counts["inconclusive"]
-    )
-    for row in cases:
+        "testsuite", name=plain(result.title), tests=str(len(cases)), failures=str(tags.count("failure")),
+        errors=str(tags.count("error")), skipped=str(tags.count("skipped")),
+    )  # fmt: skip
+    for row, tag in zip(cases, tags, strict=True):
         case = ElementTree.SubElement(suite, "testcase", classname=plain(result.title), name=plain(row.name))
-        if row.outcome != "pass":
-            tag = "failure" if row.outcome == "fail" else "error"
+        if tag:
             kind = "regression" if row.outcome == "fail" else "inconclusive"
             ElementTree.SubElement(case, tag, message=plain(row.text), type=kind).text = plain(row.text)
     ElementTree.SubElement(suite, "system-out").text = plain("\n".join([result.headline, *result.notes]))
@@ -63,10 +67,11 @@ def _cell(text: str) -> str:
 
 
 def github(result: Result) -> list[str]:
-    """GitHub workflow commands: ``::error`` for what failed, ``::warning`` for what is inconclusive."""
+    """GitHub workflow commands: ``::error`` for what failed, ``::warning`` for what may have."""
     kind = {"fail": "error", "inconclusive": "warning", "pass": "notice"}
     said = [f"::{kind[result.outcome]} title={_property(result.title)}::{_message(result.headline)}"]
-    shown = [r for r in result.rows if r.outcome == "fail"] + [r for r in result.rows if r.outcome == "inconclusive"]
+    rows = [r for r in result.rows if not r.harmless] if len(result.rows) > 1 else []
+    shown = [r for r in rows if r.outcome == "fail"] + [r for r in rows if r.outcome == "inconclusive"]
     said += [f"::{kind[r.outcome]} title={_property(r.name)}::{_message(r.text)}" for r in shown[: MOST_ANNOTATIONS - 1]]
     return said
 

@@ -23,6 +23,7 @@ import pytest
 if TYPE_CHECKING:
     from dtprof.check.result import Result
 
+SHARES = ("margin", "alpha", "detect")
 OPTIONS = ("pairs", "margin", "alpha", "steps", "warm_up", "seed", "confirm", "detect")
 
 
@@ -63,10 +64,16 @@ class Gate:
     def __call__(self, baseline: Callable[[], object], candidate: Callable[[], object], **changes: Any) -> Result:
         """Measure and decide; ``changes`` are settings for this call alone. Returns the result of a pass."""
         from dtprof.check.gate import gate_result
+        from dtprof.errors import InputError
         from dtprof.launch.pairs import Pair
         from dtprof.launch.trial import Plan, run_trial
 
         own = replace(self.settings, **_checked(changes))
+        plan = Plan(pairs=own.pairs, margin=own.margin, alpha=own.alpha, detect=own.detect, confirm=own.confirm)
+        try:
+            plan.check()
+        except InputError as error:
+            pytest.fail(f"dtprof_gate: {error.message}", pytrace=False)
         for _ in range(own.warm_up):
             baseline()
             candidate()
@@ -80,7 +87,6 @@ class Gate:
             pairs.append(Pair(number, took[0], took[1], own.steps, "ab"[sides[0][0]], ("", "")))
             return took[0], took[1]
 
-        plan = Plan(pairs=own.pairs, margin=own.margin, alpha=own.alpha, detect=own.detect, confirm=own.confirm)
         name = self._request.node.nodeid
         result = gate_result(run_trial(measure, plan), pairs, title=name)
         self._request.node.user_properties.append(("dtprof_gate", result.headline))
@@ -101,25 +107,33 @@ def dtprof_gate(request: pytest.FixtureRequest) -> Gate:
     found: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("dtprof_gate"))):
         if marker.args:
-            raise pytest.UsageError(f"{request.node.nodeid}: the marker dtprof_gate takes keywords only: {', '.join(OPTIONS)}")
+            pytest.fail(f"the marker dtprof_gate takes keywords only: {', '.join(OPTIONS)}", pytrace=False)
         found |= marker.kwargs
     pairs = request.config.getoption("--dtprof-pairs")
     return Gate(request, replace(Settings(), **_checked(found | ({} if pairs is None else {"pairs": pairs}))))
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
-    """Known settings with shares as numbers; UsageError names what is wrong."""
+    """Known settings with shares as numbers; the test fails where one makes no sense, with what is wrong."""
     unknown = sorted(set(settings) - set(OPTIONS))
     if unknown:
-        raise pytest.UsageError(f"dtprof_gate has no setting {unknown[0]!r}; there are {', '.join(OPTIONS)}")
-    return {name: _share(name, value) if isinstance(value, str) else value for name, value in settings.items()}
+        pytest.fail(f"dtprof_gate has no setting {unknown[0]!r}; there are {', '.join(OPTIONS)}", pytrace=False)
+    for name, least in (("pairs", 1), ("steps", 1), ("warm_up", 0)):
+        value = settings.get(name, least)
+        if not isinstance(value, int) or value < least:
+            pytest.fail(f"dtprof_gate: {name}={value!r} is no number of {least} or more", pytrace=False)
+    return {name: _share(name, value) if name in SHARES else value for name, value in settings.items()}
 
 
-def _share(name: str, text: str) -> float:
+def _share(name: str, value: object) -> float | None:
+    """``"5%"`` or 0.05 as a number; None stays (``detect``)."""
+    if value is None and name == "detect":
+        return None
+    text = str(value)
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise pytest.UsageError(f"dtprof_gate: {name}={text!r} is no share; write it as '5%' or 0.05") from None
+        pytest.fail(f"dtprof_gate: {name}={value!r} is no share; write it as '5%' or 0.05", pytrace=False)
 
 
 def timed(function: Callable[[], object], steps: int, warm_up: int) -> float:

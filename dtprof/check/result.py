@@ -12,12 +12,17 @@ EXIT: dict[Outcome, int] = {"pass": 0, "fail": 1, "inconclusive": 2}
 
 @dataclass(frozen=True)
 class Row:
-    """One metric: its outcome and one sentence; ``seconds`` is how long measuring took, where known."""
+    """One metric: its outcome and one sentence; ``values`` go to the JSON document."""
 
     name: str
     outcome: Outcome
     text: str
     values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def harmless(self) -> bool:
+        """Inconclusive, and it does not even look worse than its margin: nobody has to act on it."""
+        return self.outcome == "inconclusive" and self.values.get("suspect") is False
 
 
 @dataclass(frozen=True)

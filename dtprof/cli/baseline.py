@@ -71,6 +71,8 @@ def keep(args: argparse.Namespace) -> File:
         raise InputError(f"{args.baseline}: there is no baseline to change", "dtprof baseline record makes one")
     if args.action == "accept" and args.add:
         raise InputError("--add is for baseline record", "accept puts the new runs in the place of the old")
+    if len({Path(path).resolve() for path in args.run}) < len(args.run):
+        raise InputError("a RUN is given twice", "give each once; a run that counts twice hides noise")
     before = files.read(args.baseline) if exists else None
     studies = [(Path(path).name or path, study_of(open_run(path))) for path in args.run]
     made = files.record(studies, commit=head() if args.commit is None else args.commit, recorded=int(time.time()))

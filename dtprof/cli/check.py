@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from dtprof.check.baseline import Baseline
-    from dtprof.check.result import Result
+    from dtprof.check.result import Result, Row
 
-MOST_ROWS = 20
+ALL_TOLD = 6
 
 
 class CheckCommand:
@@ -94,26 +94,33 @@ def is_baseline(path: str) -> bool:
         return False
 
 
-def lines(result: Result, width: int) -> Iterable[str | Text]:
-    """The first line, a table of what did not pass and of the times, the notes."""
-    from dtprof.report.text_layout import Column, table
-
+def lines(result: Result, _width: int) -> Iterable[str | Text]:
+    """The first line, a line for each metric that failed or may have, the names of the others, the notes."""
     yield result.headline
-    rows = [r for r in result.rows if r.outcome != "pass"]
-    passed = [r for r in result.rows if r.outcome == "pass"]
-    shown = [*rows, *passed][:MOST_ROWS] if rows else passed[:MOST_ROWS]
-    if shown:
+    groups: dict[str, list[Row]] = {}
+    for row in result.rows:
+        groups.setdefault(_group(row), []).append(row)
+    told = result.rows if len(result.rows) <= ALL_TOLD else groups.pop("", [])
+    if told:
         yield ""
-        yield from table(
-            [
-                Column("outcome", [r.outcome.upper() for r in shown], right=False),
-                Column("metric", [r.name for r in shown], right=False),
-                Column("", [r.text for r in shown], right=False, flexible=True),
-            ],
-            width,
-        )
-    if len(result.rows) > len(shown):
-        yield f"{len(result.rows) - len(shown)} more, none worse than these; all are in --json, --junit and --markdown"
+        yield from (f"{row.outcome.upper()} {row.name}: {row.text}" for row in told)
+    if len(told) < len(result.rows):
+        for what, rows in groups.items():
+            yield ""
+            yield f"{len(rows)} {what}: {', '.join(row.name for row in rows)}"
+        yield ""
+        yield "--json, --junit and --markdown have the numbers of all"
     if result.notes:
         yield ""
         yield from (f"· {note}" for note in result.notes)
+
+
+def _group(row: Row) -> str:
+    """Metrics that are told by name only, in words; "" for those whose line is told."""
+    if row.outcome == "pass":
+        return "passed"
+    if row.values.get("missing"):
+        return "in the baseline and not in this run"
+    if row.harmless:
+        return "not resolved, none looks worse than its margin"
+    return ""

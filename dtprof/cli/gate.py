@@ -37,7 +37,7 @@ class GateCommand:
             "--set", action="append", metavar="KEY=VALUE", help="the candidate is the baseline with this edit; CMD after --"
         )
         parser.add_argument("--aa", action="store_true", help="measure the baseline against itself: what this machine can see")
-        add_budget(parser)
+        add_budget(parser, margin=0.02, allows="a longer step that is allowed", chance="chance of a false failure")
         parser.add_argument("--detect", type=share, metavar="5%", help="stop early where the noise does not let this be seen")
         parser.add_argument("--no-confirm", action="store_true", help="a failure need not repeat")
         parser.add_argument("--no-cause", action="store_true", help="do not trace a run of each side after a failure")
@@ -59,12 +59,13 @@ class GateCommand:
         return result.exit_code
 
 
-def add_budget(parser: argparse.ArgumentParser) -> None:
-    """How much is measured, and how: shared by ``gate`` and ``verify``."""
+def add_budget(parser: argparse.ArgumentParser, *, margin: float, allows: str, chance: str) -> None:
+    """How much is measured, and how: shared by ``gate`` and ``verify``, which say what margin and level are to them."""
+    usual = f"{100 * margin:g}%"
     parser.add_argument("--pairs", type=int, metavar="N", help="pairs of runs at most (20)")
     parser.add_argument("--minutes", type=float, metavar="M", help="as many pairs as fit, the repetition of a failure included")
-    parser.add_argument("--margin", type=share, default=0.02, metavar="2%", help="how much is allowed (2%%)")
-    parser.add_argument("--alpha", type=level, default=0.01, metavar="1%", help="chance of a false failure (1%%)")
+    parser.add_argument("--margin", type=share, default=margin, metavar=usual, help=f"{allows} ({usual}%)")
+    parser.add_argument("--alpha", type=level, default=0.01, metavar="1%", help=f"{chance} (1%%)")
     parser.add_argument("--steps", type=int, metavar="N", help="steps of each run that count (all that both have)")
     parser.add_argument("--warm-up", type=int, default=3, metavar="N", help="first steps of each run that do not (3)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer")

@@ -30,8 +30,7 @@ class VerifyCommand:
         what = parser.add_mutually_exclusive_group(required=True)
         what.add_argument("--rule", metavar="ID", help="a rule that found something in RUN, such as ddp.buckets")
         what.add_argument("--set", action="append", metavar="KEY=VALUE", help="an edit; may be given several times")
-        add_budget(parser)
-        parser.set_defaults(margin=0.01)
+        add_budget(parser, margin=0.01, allows="the least saving that confirms", chance="chance of a false verdict")
         parser.epilog = (
             "The command stands after --: dtprof verify RUN --rule ddp.buckets -- torchrun --nproc_per_node=2 train.py"
         )

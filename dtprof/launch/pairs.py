@@ -159,8 +159,10 @@ def run_once(
         outcome = run_launch(launch, stdout=output.fileno(), timeout_s=timeout_s)
         whole = time.perf_counter() - begin
     if outcome.code != 0 or outcome.problem:
-        why = outcome.problem or f"ended with exit code {outcome.code}"
-        raise CommandFailed(f"the {side.name} command {why} ({side.command})", "its last lines are above", last_lines(log))
+        why = f"was {outcome.problem}" if outcome.problem else f"ended with exit code {outcome.code}"
+        tail = last_lines(log)
+        said = "its last lines are above" if tail else "it printed nothing"
+        raise CommandFailed(f"the {side.name} command {why} ({side.command})", said, tail)
     for edit in side.edits:
         if not any(text.startswith(f"{edit}: ") for text in outcome.told("edit")):
             refused = [text for text in outcome.told("edit failed") if text.startswith(f"{edit}: ")]

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from dtprof.errors import InputError
-from dtprof.numbers import change, counted, percent
+from dtprof.numbers import change, counted, percent, seconds
 from dtprof.stats import (
     CONFIRM_ALPHA,
     Decision,
@@ -108,10 +108,11 @@ class Trial:
 
     @cached_property
     def needed(self) -> int | None:
-        """Pairs that would detect what was asked for, or else what was estimated; None where that is within the margin."""
+        """Pairs that would detect what was asked for, or else what was estimated; None where that is within the margin,
+        and where a failure did not repeat: it is not for want of pairs."""
         plan, found = self.plan, self.plan.direction * self.differences
         aim = plan.detect if plan.detect is not None else self.decision.estimate
-        if self.outcome != "inconclusive" or aim <= plan.margin:
+        if self.outcome != "inconclusive" or len(self.repeated) or aim <= plan.margin:
             return None
         most = 3 if plan.early else 1
         return pairs_for(found, aim, margin=plan.margin, alpha=plan.alpha, power=POWER, most=most, confirm=plan.confirm)
@@ -129,7 +130,10 @@ def run_trial(measure: Measure, plan: Plan, say: Say = lambda _: None) -> Trial:
     durations: list[tuple[float, float]] = []
     begin = clock.monotonic()
     _gather(measure, durations, 1)
-    allowed = _allowed(plan, clock.monotonic() - begin)
+    first_s = clock.monotonic() - begin
+    allowed = _allowed(plan, first_s)
+    most = allowed + (confirming(allowed) if plan.confirm else 0)
+    say(f"the first pair took {seconds(first_s)}; {counted(most, 'pair')} at most, in {seconds(first_s * most)}")
     schedule, level = looks(allowed, plan.alpha, 3 if plan.early else 1)
     for look in schedule:
         _gather(measure, durations, look)
@@ -223,5 +227,5 @@ def _reason(plan: Plan, decision: Decision) -> str:
     return {
         "fail": f"{what}: longer by more than the margin of {percent(plan.margin)}",
         "pass": f"{what}: within the margin of {percent(plan.margin)}",
-        "inconclusive": f"{what}: neither within the margin of {percent(plan.margin)} nor beyond it",
+        "inconclusive": f"{what}: neither shown to be within the margin of {percent(plan.margin)} nor beyond it",
     }[decision.outcome]

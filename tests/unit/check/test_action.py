@@ -41,7 +41,9 @@ def job(ms):
 
 def test_a_slower_candidate(action, tmp_path):
     code, outputs, err = action(BASELINE_CMD=job(10), CANDIDATE_CMD=job(11), PAIRS="7", ARGUMENTS="--no-confirm --no-cause")
-    assert code == 1 and outputs["outcome"] == "fail" and outputs["headline"].startswith("FAIL: step 10.0")
+    assert (
+        code == 1 and outputs["outcome"] == "fail" and outputs["headline"].startswith("FAIL: step 10.0 ms to 11.0 ms, +10% (")
+    )
     assert "::error title=dtprof gate::FAIL" in err
     assert json.loads((tmp_path / "dtprof-out/dtprof.json").read_text())["outcome"] == "fail"
     assert ElementTree.parse(tmp_path / "dtprof-out/dtprof.xml").getroot().tag == "testsuites"

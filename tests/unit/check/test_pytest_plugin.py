@@ -85,7 +85,7 @@ def test_noisy(dtprof_gate):
 def test_inconclusive_can_fail(session):
     body = "def test_noisy(dtprof_gate):\n    dtprof_gate(taking(1.0, 0.5), taking(1.0, 0.5), margin=0.01, steps=1)\n"
     code, output, _ = session(body, "--dtprof-inconclusive=fail", "--dtprof-pairs", "7")
-    assert code == 1 and "7 pairs see" in output.replace("\u00a0", " ")
+    assert code == 1 and "7 pairs catch" in output.replace("\u00a0", " ")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,9 @@ def test_inconclusive_can_fail(session):
         ("(12)", "takes keywords only"),
         ("(speed=3)", "has no setting 'speed'"),
         ("(margin='wide')", "is no share"),
-        ("(pairs=3)", "cannot decide"),
+        ("(pairs='many')", "pairs='many' is no number of 1 or more"),
+        ("(steps=0)", "steps=0 is no number of 1 or more"),
+        ("(pairs=3)", "cannot decide at 1.0%"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(mark, said, session):

@@ -8,6 +8,7 @@ import pytest
 from dtprof import cli
 from dtprof.check import outputs
 from dtprof.check.result import Result, Row
+from dtprof.cli.check import lines
 from tests.unit.analyse.test_diff import run as traces
 
 
@@ -60,7 +61,7 @@ def test_baseline_files_are_made_for_review(home, capsys):
     text = (home / "b.json").read_text()
     lines = [line for line in text.splitlines() if '"kind": "exact"' in line]
     assert lines and all(line.count('"values"') == 1 for line in lines)
-    record(capsys, a, more=["--add", "--commit", "abd"])
+    record(capsys, traces(home, "b", {}, {}), more=["--add", "--commit", "abd"])
     again = json.loads((home / "b.json").read_text())
     (baseline,) = again["baselines"]
     assert [r["commit"] for r in baseline["runs"]] == ["abc", "abd"]
@@ -208,3 +209,40 @@ def test_the_summary_of_a_github_step_is_appended(home, capsys, monkeypatch):
     code, _, err = verb(capsys, "check", a, "--baseline", "b.json", "--github")
     assert code == 0 and "::notice title=dtprof check" in err
     assert (home / "summary.md").read_text().startswith("before\n### PASS")
+
+
+def test_only_what_may_be_worse_has_a_line(capsys):
+    rows = (
+        Row("slow", "fail", "1 to 2"),
+        Row("doubtful", "inconclusive", "1 to 3", {"suspect": True}),
+        Row("open", "inconclusive", "1 to 1", {"suspect": False}),
+        Row("gone", "inconclusive", "missing", {"missing": True}),
+        *(Row(f"fine{n}", "pass", "1 to 1") for n in range(4)),
+    )
+    result = Result("t", "fail", "FAIL: slow 1 to 2", rows)
+    text = list(lines(result, 80))
+    assert text[:4] == ["FAIL: slow 1 to 2", "", "FAIL slow: 1 to 2", "INCONCLUSIVE doubtful: 1 to 3"]
+    assert "1 not resolved, none looks worse than its margin: open" in text
+    assert "1 in the baseline and not in this run: gone" in text
+    assert "4 passed: fine0, fine1, fine2, fine3" in text
+    suite = ElementTree.fromstring(outputs.junit(result)).find("testsuite")
+    assert [suite.get(n) for n in ("tests", "failures", "errors", "skipped")] == ["9", "2", "2", "1"]
+    told = outputs.github(result)
+    assert len(told) == 4 and not any("open" in line for line in told)
+
+
+def test_a_run_counts_once_in_a_baseline(home, capsys):
+    a = traces(home, "a", {}, {})
+    code, _, err = verb(capsys, "baseline", "record", a, a, "-o", "b.json")
+    assert code == 3 and "given twice" in err
+    record(capsys, a)
+    code, _, err = verb(capsys, "baseline", "record", a, "--add", "-o", "b.json")
+    assert code == 3 and "is in the baseline already" in err
+
+
+def test_a_run_in_which_ranks_are_missing_is_not_compared(home, capsys):
+    a, b = traces(home, "a", {}, {}), traces(home, "b", {}, {})
+    record(capsys, a)
+    sorted(p for p in b.iterdir() if p.is_file())[-1].unlink()
+    code, document = checked(capsys, b, "--baseline", "b.json")
+    assert code == 2 and "ranks are missing: all are in the baseline, 1 of 2 in the run" in document["headline"]

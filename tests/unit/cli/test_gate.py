@@ -59,7 +59,7 @@ def test_aa_measures_the_machine(job, capsys):
     code = cli.main(["gate", "--aa", "--pairs", "7", "--json", "--baseline-cmd", job(10)])
     document = json.loads(capsys.readouterr().out)
     assert code == 0 and document["aa"] and set(document["detectable_with"]) == {"10", "20", "40"}
-    assert document["headline"].startswith("PASS: A/A, noise of a pair 0%")
+    assert document["headline"].startswith("PASS: the command does not differ from itself; noise of a pair 0%")
 
 
 def test_a_failing_command_ends_with_3_and_its_last_lines(capsys):
