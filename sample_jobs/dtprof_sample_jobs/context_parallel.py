@@ -17,7 +17,7 @@ import argparse
 import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from dtprof_sample_jobs.common.data import make_data
 from dtprof_sample_jobs.common.faults import COMMON, Faults
 from dtprof_sample_jobs.common.marks import BackwardMarks
 from dtprof_sample_jobs.common.mesh import Mesh
-from dtprof_sample_jobs.common.model import GPT
+from dtprof_sample_jobs.common.model import GPT, Block
 from dtprof_sample_jobs.common.options import check_common, common_parser, read_options
 from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
 from dtprof_sample_jobs.common.update import make_optimizer, update
@@ -67,8 +67,8 @@ def check(args: argparse.Namespace, ranks: int) -> None:
         raise InputError(f"--heads {args.heads} cannot be divided among {ranks} ranks", "give a multiple, or --method ring")
     if args.method != "ring" and args.no_overlap:
         raise InputError(f"--no-overlap is for the ring, not for --method {args.method}", "leave it out")
-    if args.method != "ring" and Faults(args.inject, rank=0).has("unbalanced_split"):
-        raise InputError(f"unbalanced_split is for the ring: --method {args.method} divides otherwise", "use --method ring")
+    if Faults(args.inject, rank=0).has("unbalanced_split") and (args.method != "ring" or ranks == 1):
+        raise InputError("unbalanced_split is for a ring of two ranks or more", "use --method ring and --ranks 2")
     if args.method == "torch" and not torch.cuda.is_available():
         raise InputError("torch's context_parallel cannot train on the CPU", "use --method ring or ulysses here")
     if args.method == "torch" and (args.split != "zigzag" or args.block_ms or args.attention != "sdpa"):
@@ -105,7 +105,7 @@ class Step:
         assert isinstance(model, GPT)
         faults.plant(model.blocks)
         group, block_ns = mesh.get_group(), round(args.block_ms * 1e6)
-        for block in model.blocks:
+        for block in cast(list[Block], model.blocks):
             if args.method == "ring":
                 block.attend = Ring(self.split, group, block_ns, not args.no_overlap)
             elif args.method == "ulysses":

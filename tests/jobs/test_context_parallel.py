@@ -153,7 +153,8 @@ IMPOSSIBLE = [
     (3, "--split contiguous", "--seq 16 cannot be cut into 3 parts"),
     (8, "--method ulysses", "--heads 4 cannot be divided among 8 ranks"),
     (2, "--method ulysses --no-overlap", "--no-overlap is for the ring"),
-    (2, "--method ulysses --inject unbalanced_split=all", "unbalanced_split is for the ring"),
+    (2, "--method ulysses --inject unbalanced_split=all", "unbalanced_split is for a ring"),
+    (1, "--inject unbalanced_split=all", "unbalanced_split is for a ring of two ranks"),
     (2, "--emulate uniform", "no emulated layers"),
 ]
 

@@ -42,6 +42,7 @@ def compare(run, scripts, folder, words, *, measured=False):
 
 
 MODES = [
+    "--dp 1 --tp 1 --pp 1",
     "--dp 2 --tp 1 --pp 1",
     "--dp 1 --tp 2 --pp 1 --checkpointing full",
     "--dp 1 --tp 1 --pp 2 --schedule gpipe",

@@ -57,6 +57,7 @@ def test_both_forms_train_as_one_process(plain, divided):
 
 
 MODES = [
+    (1, "--sequence-parallel --loss-parallel"),
     (2, "--loss-parallel"),
     (2, "--sequence-parallel --loss-parallel --clip 0.1"),
     (2, "--clip 0.1 --optimizer sgd"),

@@ -12,7 +12,11 @@ OPTIMIZERS = {"adamw": 3e-4, "sgd": 0.1}
 
 
 def make_optimizer(
-    parameters: Iterable[nn.Parameter], *, kind: str | None = None, rate: float | None = None, emulated: bool = False
+    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+    *,
+    kind: str | None = None,
+    rate: float | None = None,
+    emulated: bool = False,
 ) -> torch.optim.Optimizer:
     """Fused AdamW or plain SGD, as ``kind_of_optimizer`` says."""
     make, options = kind_of_optimizer(kind, rate, emulated=emulated)
