@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtprof.advise.rules.buckets import BucketSize, Compression
+from dtprof.advise.rules.checkpoint import SavingThread
 from dtprof.advise.rules.comm import Exposed, Waiting
 from dtprof.advise.rules.comm_bandwidth import Bandwidth
 from dtprof.advise.rules.comm_small import SmallMessages
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     InputStall(),
     LaunchBound(),
     NoCore(),
+    SavingThread(),
     FindUnusedParameters(),
     NoSync(),
     BucketSize(),

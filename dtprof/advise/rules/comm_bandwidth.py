@@ -103,9 +103,9 @@ def _judge(
 
 
 def _typical(mine: Sequence[Operation]) -> tuple[float, float, int]:
-    """(median bus bandwidth, median bytes, ranks) of the operations of a group."""
+    """(lower quartile of the bus bandwidth, median bytes, ranks) of the operations of a group."""
     rates = [o.busbw_gb_s for o in mine if o.busbw_gb_s]
-    return float(np.median(rates)) if rates else 0.0, float(np.median([o.bytes or 0 for o in mine])), mine[0].n or 0
+    return float(np.quantile(rates, 0.25)) if rates else 0.0, float(np.median([o.bytes or 0 for o in mine])), mine[0].n or 0
 
 
 def _best_peer(key: tuple[str, str], peers: dict[tuple[str, str], tuple[float, float, int]]) -> Allowed | None:

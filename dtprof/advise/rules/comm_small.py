@@ -29,16 +29,18 @@ LEAST_COUNT = 8
 _LEAST_SHARE = 0.05
 # an operation is bound by latency where that is at least this share of its time
 _LATENCY = 0.5
+# operations follow at once where no more than this part of their latency lies between: others wait for computing
+_AT_ONCE = 0.5
 # an operation of this size is bandwidth alone
 _LARGE = 1 << 30
 
 
 @dataclass(frozen=True)
 class Small:
-    """Latency-bound operations of one group: ``runs`` of a step follow each other with no other operation of it between.
+    """Latency-bound operations of one group, in so many ``runs``: what DDP fuses, or what follows at once.
 
     ``alpha_ns`` and its range; ``fused_ns``: saved per step where each run is one operation; ``exposed_ns``: what of them no
-    computing hides, mean over ranks and steps.
+    computing hides, mean over ranks and steps; ``buckets``: these are the all-reduces of DDP's buckets.
     """
 
     op: str
@@ -51,6 +53,7 @@ class Small:
     fused_ns: float
     exposed_ns: float
     source: str
+    buckets: bool
 
     @property
     def per_step(self) -> float:
@@ -111,17 +114,19 @@ def _of_group(
         by_step[o.step or 0].append(o)
     small: list[Operation] = []
     runs = 0
+    buckets = _are_buckets(study.run, key[0], operations)
     for mine in by_step.values():
         mine.sort(key=lambda o: o.first_start_ns)
-        little = [(o.bytes or 0) <= limit for o in mine]
-        small += [o for o, is_small in zip(mine, little, strict=True) if is_small]
-        runs += sum(b and not a for a, b in pairwise([False, *little]))
+        little = [o for o in mine if (o.bytes or 0) <= limit]
+        small += little
+        apart = sum(b.first_start_ns - a.end_ns > _AT_ONCE * alpha for a, b in pairwise(little))
+        runs += bool(little) + (0 if buckets else apart)
     steps = len(by_step)
     if not small or len(small) < LEAST_COUNT * steps:
         return None
     fused = (len(small) - runs) * alpha / steps
     exposed = _exposed(study.run, small) / steps
-    return Small(*key, tuple(small), steps, runs, alpha, alpha_range, fused, exposed, source)
+    return Small(*key, tuple(small), steps, runs, alpha, alpha_range, fused, exposed, source, buckets)
 
 
 def _exposed(run: Run, operations: Sequence[Operation]) -> float:
@@ -150,7 +155,7 @@ class SmallMessages:
         for small in small_of(study):
             if small.cost_ns < _LEAST_SHARE * whole:
                 continue
-            if not _are_buckets(study.run, small):
+            if not small.buckets:
                 yield self._finding(small, whole, None)
                 continue
             if owns_backward(study.run):
@@ -176,8 +181,8 @@ class SmallMessages:
         evidence = (
             Evidence(
                 f"{counted(per_step, word)} per step of {size(min(sizes))} to {size(max(sizes))}, in "
-                f"{counted(round(small.runs / small.steps), 'unbroken run')}; {time(small.exposed_ns)} of them per step is "
-                "exposed.",
+                f"{counted(round(small.runs / small.steps), 'run')} without a pause; {time(small.exposed_ns)} of them is exposed "
+                "per step.",
                 {part: tuple(events) for part, events in rows.items()},
             ),
             Evidence(
@@ -205,9 +210,9 @@ class SmallMessages:
         )
 
 
-def _are_buckets(run: Run, small: Small) -> bool:
-    """Are these the all-reduces of DDP's buckets?"""
-    if small.op != "all_reduce" or not ddp_models(run):
+def _are_buckets(run: Run, op: str, operations: Sequence[Operation]) -> bool:
+    """Are most of these the all-reduces of DDP's buckets?"""
+    if op != "all_reduce" or not ddp_models(run):
         return False
     held = {int(b) for part in ddp_models(run) for b in run.table("buckets", part)["bytes"].tolist()}
-    return sum((o.bytes or 0) in held for o in small.operations) > len(small.operations) / 2
+    return sum((o.bytes or 0) in held for o in operations) > len(operations) / 2

@@ -20,8 +20,8 @@ from tests.unit.shapes.build import US, PartBuilder, matched, shape
 A100 = "NVIDIA A100-SXM4-80GB"
 
 
-def job(ranks, operations, *, device=A100, hidden=False, hosts=None, steps=3, present=None, group=None, length=0):
-    """Steps of 10 ms of computing, then ``operations`` of (op, bytes, us), 5 us apart, exposed or ``hidden``."""
+def job(ranks, operations, *, device=A100, hidden=False, hosts=None, steps=3, present=None, group=None, length=0, pause=5):
+    """Steps of 10 ms of computing, then ``operations`` of (op, bytes, us), ``pause`` us apart, exposed or ``hidden``."""
     builders = []
     for r in range(ranks):
         if present is not None and r not in present:
@@ -31,7 +31,7 @@ def job(ranks, operations, *, device=A100, hidden=False, hosts=None, steps=3, pr
         mine = tuple(range(ranks)) if group is None else next(g for g in group if r in g)
         number = made.group(",".join(map(str, mine)), mine)
         seq = 0
-        period = max(10_100 + sum((us(mine) if callable(us) else us) + 5 for *_, us in operations), length)
+        period = max(10_100 + sum((us(mine) if callable(us) else us) + pause for *_, us in operations), length)
         for step in range(steps):
             at = step * period
             last = at + 10_000
@@ -41,7 +41,7 @@ def job(ranks, operations, *, device=A100, hidden=False, hosts=None, steps=3, pr
                 took = us(mine) if callable(us) else us
                 event = made.launched((thread, side), "comm", f"ncclDevKernel_{op}", todo, todo + took, at + 20, step=step)
                 made.comm(event, op, number, seq, held)
-                todo, seq = todo + took + 5, seq + 1
+                todo, seq = todo + took + pause, seq + 1
             made.launched((thread, main), "kernel", "gemm", at + 10, todo if hidden else last, at, step=step)
             made.launched((thread, main), "kernel", "update", todo + 10, todo + 20, at + 40, step=step)
             made.step(step, at, at + period)
@@ -156,6 +156,13 @@ class TestSmallMessages:
         assert finding.edit is None
         assert finding.bound
         assert finding.evidence[0].count == 64 * 3 * 8
+
+    def test_what_waits_for_computing_between_cannot_be_fused(self):
+        """Tensor parallelism: an all-reduce, a layer, an all-reduce."""
+        run = small_job(pause=100)
+        (small,) = small_of(study_of(run))
+        assert small.fused_ns == 0
+        assert "comm.small_messages" not in by_rule(run)
 
     def test_a_few_or_hidden_ones_are_no_finding(self):
         assert "comm.small_messages" not in by_rule(small_job(count=6))
