@@ -181,7 +181,7 @@ class SmallMessages:
         evidence = (
             Evidence(
                 f"{counted(per_step, word)} per step of {size(min(sizes))} to {size(max(sizes))}, in "
-                f"{counted(round(small.runs / small.steps), 'run')} without a pause; {time(small.exposed_ns)} of them is exposed "
+                f"{counted(round(small.runs / small.steps), 'run')} without a pause; {time(small.exposed_ns)} of it exposed "
                 "per step.",
                 {part: tuple(events) for part, events in rows.items()},
             ),
