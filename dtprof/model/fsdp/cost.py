@@ -46,6 +46,7 @@ class Network:
     bandwidth_scale: float = 1.0
     latency_scale: float = 1.0
     free: bool = False
+    workers: int = WORKERS
 
     def moving(self, step: int, ops: Sequence[Op]) -> Moving:
         """Costs of the operations of a step."""
@@ -57,7 +58,7 @@ class Network:
             seen[op.kind, op.unit] += 1
             mine = self.early[step].get(place, ())
             early.append([min(e, ns) for e in mine] if mine else [0.0] * self.n)
-        return Moving(alone, [self.slowdown(op) for op in ops], early)
+        return Moving(alone, [self.slowdown(op) for op in ops], early, self.workers)
 
     def alone(self, step: int, op: Op) -> float:
         """ns of an operation with nothing beside it."""
@@ -136,7 +137,7 @@ def _network(seen: SeenFsdp, n: int, slowdown: Callable[[Op], float]) -> Network
     steps: dict[int, dict[Key, float]] = {}
     for number, step in seen.steps.items():
         found: dict[Key, list[float]] = defaultdict(list)
-        for taken, (alone, beside) in zip(step.taken, spans(step), strict=True):
+        for taken, (alone, beside) in zip(step.taken, spans(step, seen.workers), strict=True):
             found[_key(taken.op)].append(alone + beside / slowdown(taken.op))
         steps[number] = {key: float(np.mean(values)) for key, values in found.items()}
     keys = sorted({key for found in steps.values() for key in found})
@@ -147,7 +148,8 @@ def _network(seen: SeenFsdp, n: int, slowdown: Callable[[Op], float]) -> Network
         np.median([abs(found[key] / every[key] - 1) for found in steps.values() for key in found if every[key]] or [0])
     )
     operations = sum(len(step.taken) for step in seen.steps.values())
-    return Network(n, steps, every, early, latency, per_byte, known, f"{operations} operations of the run itself", spread)
+    return Network(n, steps, every, early, latency, per_byte, known, f"{operations} operations of the run itself", spread,
+                   workers=seen.workers)  # fmt: skip
 
 
 def _early(taken: Sequence[Taken]) -> dict[tuple[str, int, int], tuple[float, ...]]:
@@ -178,9 +180,9 @@ def _line(every: dict[Key, float], n: int) -> tuple[float, float, bool]:
     return (float(latency), float(per_byte), True) if latency > 0 else (0.0, float(np.median(times / sizes)), True)
 
 
-def spans(step: FsdpStep) -> list[tuple[float, float]]:
+def spans(step: FsdpStep, workers: int = WORKERS) -> list[tuple[float, float]]:
     """(ns alone, ns beside another one) of every operation of a step, from the instant at which it could begin."""
-    begins = _begins(step.taken)
+    begins = _begins(step.taken, workers)
     ends = [t.end for t in step.taken]
     out = []
     for k, begin in enumerate(begins):
@@ -190,12 +192,12 @@ def spans(step: FsdpStep) -> list[tuple[float, float]]:
     return out
 
 
-def _begins(taken: Sequence[Taken]) -> list[float]:
+def _begins(taken: Sequence[Taken], workers: int) -> list[float]:
     """When each operation could begin: all ranks had handed it over, and a worker was free."""
     out: list[float] = []
     for k, one in enumerate(taken):
         flying = sorted(t.end for t in taken[:k] if t.end > one.handed)
-        out.append(one.handed if len(flying) < WORKERS else flying[-WORKERS])
+        out.append(one.handed if len(flying) < workers else flying[-workers])
     return out
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dtprof.catalogue.collectives import operation
 from dtprof.run import Part, Run
@@ -19,8 +20,8 @@ _APART = {"root_pre_forward", "root_post_backward_callback", "inputs_to_device",
 
 @dataclass(frozen=True)
 class Sent:
-    """One collective: its row in ``comm``; when it was handed over, when the call that did so returned, and when it was over,
-    on the part's clock; ``bytes`` is its larger side.
+    """One collective: its rows in ``comm`` and ``events``; when it was handed over, when the call that did so returned, and
+    when it was over, on the part's clock; ``bytes`` is its larger side.
     """
 
     row: int
@@ -30,6 +31,7 @@ class Sent:
     bytes: int
     op: str
     group: int
+    event: int
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,21 @@ class Mark:
 
 def has_fsdp(run: Run) -> bool:
     """Did any process record a range of FSDP2?"""
-    return any(_is_ours(run.table("events", p.ordinal)).any() for p in run.parts)
+    return any(_is_ours(run, p).any() for p in run.parts)
 
 
-def _is_ours(events: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _is_ours(run: Run, part: Part) -> NDArray[np.bool_]:
+    """Ranges of FSDP2 on the host: a tracer draws them again on the device's streams."""
+    events, lanes = run.table("events", part.ordinal), run.table("lanes", part.ordinal)
     ours = np.array([name.startswith("FSDP::") for name in events.values("name")] + [False], bool)
-    return np.asarray(ours[events["name"]] & events.is_("kind", "range"))
+    on_host = np.isin(events["lane"], lanes["id"][~lanes.known("stream")])
+    return np.asarray(ours[events["name"]] & events.is_("kind", "range") & on_host)
 
 
 def marks_of(run: Run, part: Part) -> tuple[dict[int, list[Mark]], dict[int, list[Sent]]]:
     """(ranges by step, in the order of their begin; collectives of each step that lie in none of them)."""
     events = run.table("events", part.ordinal)
-    ours = _is_ours(events)
+    ours = _is_ours(run, part)
     names = events.text("name")
     inside, outside = _sent(run, part, ours)
     found: dict[int, list[Mark]] = defaultdict(list)
@@ -78,9 +83,7 @@ def _outer_first(mark: Mark) -> tuple[int, bool, int, bool]:
     return mark.begin, mark.what not in ("post_forward", "post_backward_reshard"), -mark.end, mark.what.startswith("all_gather")
 
 
-def _sent(
-    run: Run, part: Part, ours: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> tuple[dict[int, list[Sent]], dict[int, list[Sent]]]:
+def _sent(run: Run, part: Part, ours: NDArray[np.bool_]) -> tuple[dict[int, list[Sent]], dict[int, list[Sent]]]:
     """Collectives by the innermost range of FSDP2 that issued them, and those of a step that none did."""
     events, comm = run.table("events", part.ordinal), run.table("comm", part.ordinal)
     ts, dur, parent, steps = (events[c] for c in ("ts", "dur", "parent", "step"))
@@ -88,12 +91,13 @@ def _sent(
     outside: dict[int, list[Sent]] = defaultdict(list)
     ops = comm.text("op")
     calls = _calls(events, comm)
+    launches = events["launch"].tolist()
     columns = [comm[c].tolist() for c in ("event", "bytes_in", "bytes_out", "group")]
     for row, (event, given, got, group) in enumerate(zip(*columns, strict=True)):
-        by = calls.get(row, event)
+        by = calls.get(row, launches[event] if launches[event] >= 0 else event)
         end = int(ts[event] + dur[event])
         returned = int(ts[by] + dur[by]) if by != event else int(ts[event])
-        one = Sent(row, int(ts[by]), min(returned, end), end, max(given, got, 0), str(ops[row]), group)
+        one = Sent(row, int(ts[by]), min(returned, end), end, max(given, got, 0), str(ops[row]), group, event)
         at = int(parent[by])
         while at >= 0 and not ours[at]:
             at = int(parent[at])

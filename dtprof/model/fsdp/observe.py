@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dtprof.model.fsdp.marks import Mark, Sent, marks_of
 from dtprof.model.fsdp.program import Item, Op, Program, Unit
+from dtprof.model.fsdp.running import WORKERS
 from dtprof.model.typical import typical_step
 from dtprof.run import Part, Run
 from dtprof.schema import POINT_TO_POINT
@@ -46,7 +47,8 @@ class FsdpStep:
 class SeenFsdp:
     """The FSDP2 steps of a run. ``units`` in the order of the forward pass; ``freed``: those that are freed after it;
     ``waits``: whoever asks for a gather waits for it, as on gloo unless asynchronous ones are asked for; ``ahead``: most units
-    asked for ahead in forward and in backward.
+    asked for ahead in forward and in backward; ``workers``: operations in flight at a time. On a device ``at_depth`` gives the
+    same steps with so many units gathered ahead.
     """
 
     ranks: tuple[int, ...]
@@ -57,23 +59,30 @@ class SeenFsdp:
     steps: dict[int, FsdpStep]
     typical_ns: float
     untraced: int
+    workers: int = WORKERS
+    at_depth: Callable[[int], SeenFsdp | str] | None = None
+
+    @property
+    def on_device(self) -> bool:
+        """Are the programs those of a compute stream?"""
+        return self.at_depth is not None
 
 
 def observe(run: Run) -> SeenFsdp | str:
-    """The FSDP2 steps of a run, or why there are none to be had."""
+    """The FSDP2 steps of a CPU run, or why there are none to be had."""
     parts = [p for p in run.parts if p.rank is not None]
     marks = {p.ordinal: marks_of(run, p) for p in parts}
     if not any(found for found, _ in marks.values()):
         return (
             "no range of FSDP2 was recorded: FSDP1 and other strategies are not modelled, and a capture must hold a whole step"
         )
-    if why := _partial(run, parts, marks):
+    if why := partial_ranks(run, parts, marks):
         return why
-    units = _units(marks)
+    units = units_of(marks)
     if isinstance(units, str):
         return units
     steps, freed, stayed, ahead = {}, set[int](), list[bool](), [0, 0]
-    for step, origin in _origins(run, parts).items():
+    for step, origin in origins_of(run, parts).items():
         if not all(step in marks[p.ordinal][0] for p in parts):
             continue
         made = _step(run, parts, marks, units, step, origin)
@@ -96,7 +105,7 @@ def observe(run: Run) -> SeenFsdp | str:
     )  # fmt: skip
 
 
-def _partial(run: Run, parts: Sequence[Part], marks: Marked) -> str:
+def partial_ranks(run: Run, parts: Sequence[Part], marks: Marked) -> str:
     """Why the ranks that are there cannot be taken for the whole job; empty where they can."""
     for part in parts:
         found, outside = marks[part.ordinal]
@@ -113,7 +122,7 @@ def _partial(run: Run, parts: Sequence[Part], marks: Marked) -> str:
     return ""
 
 
-def _units(marks: Marked) -> tuple[Unit, ...] | str:
+def units_of(marks: Marked) -> tuple[Unit, ...] | str:
     """Units by their first use in a forward pass; their bytes are those of their gathers."""
     order: dict[str, None] = {}
     sizes: dict[str, int] = {}
@@ -135,7 +144,7 @@ def _units(marks: Marked) -> tuple[Unit, ...] | str:
     return tuple(Unit(n, sizes.get(n, 0), len(n.split(", ")), n not in outer) for n in order)
 
 
-def _origins(run: Run, parts: Sequence[Part]) -> dict[int, int]:
+def origins_of(run: Run, parts: Sequence[Part]) -> dict[int, int]:
     """First begin over the ranks of every captured training step that all have, on the run's clock."""
     found: dict[int, list[int]] = defaultdict(list)
     for part in parts:
@@ -172,11 +181,12 @@ def _step(
         issued.append([(op, float(s.handed + shift), float(s.end + shift)) for op, s in sent])
     if any([op for op, _, _ in mine] != [op for op, _, _ in issued[0]] for mine in issued):
         return f"in step {step} the ranks do not issue the same operations in the same order"
-    taken = tuple(_taken(one) for one in zip(*issued, strict=True))
+    taken = tuple(taken_of(one) for one in zip(*issued, strict=True))
     return FsdpStep(tuple(programs), tuple(begins), tuple(ends), taken)
 
 
-def _taken(ranks: Sequence[tuple[Op, float, float]]) -> Taken:
+def taken_of(ranks: Sequence[tuple[Op, float, float]]) -> Taken:
+    """One operation from its (handing over, end) on every rank."""
     end = max(over for _, _, over in ranks)
     return Taken(ranks[0][0], max(handed for _, handed, _ in ranks), end, tuple(end - over for _, _, over in ranks))
 
@@ -195,16 +205,16 @@ class _Reading:
         self.coming: dict[str, Sent] = {}
 
     def through(self) -> tuple[Program, list[tuple[Op, Sent]]]:
-        for mark, parts in _nested(self.marks):
+        for mark, parts in nested(self.marks):
             while self.others and self.others[0].handed < mark.begin:
                 self._other(self.others.pop(0))
             self._place(mark, parts)
         for sent in self.others:
             self._other(sent)
         self._until(self.end)
-        items = _with_keeps(_with_aheads(self.items))
+        items = with_keeps(with_aheads(self.items))
         pack = {unit: (float(np.mean(seen, axis=0)[0]), float(np.mean(seen, axis=0)[1])) for unit, seen in self.packs.items()}
-        return Program(tuple(items), pack, _held(items)), self.sent
+        return Program(tuple(items), pack, held_of(items)), self.sent
 
     def _until(self, ts: int) -> None:
         if ts > self.at:
@@ -275,7 +285,7 @@ def _call(sent: Sent) -> float:
     return float(max(sent.returned - sent.handed, 0))
 
 
-def _nested(marks: Sequence[Mark]) -> list[tuple[Mark, list[Mark]]]:
+def nested(marks: Sequence[Mark]) -> list[tuple[Mark, list[Mark]]]:
     """Outermost ranges, each with those inside it."""
     out: list[tuple[Mark, list[Mark]]] = []
     for mark in marks:
@@ -286,7 +296,7 @@ def _nested(marks: Sequence[Mark]) -> list[tuple[Mark, list[Mark]]]:
     return out
 
 
-def _with_aheads(items: Sequence[Item]) -> list[Item]:
+def with_aheads(items: Sequence[Item]) -> list[Item]:
     """One place for prefetching after every entrance, whether or not something was asked for there."""
     out: list[Item] = []
     for place, item in enumerate(items):
@@ -302,7 +312,7 @@ def _with_aheads(items: Sequence[Item]) -> list[Item]:
     return out
 
 
-def _with_keeps(items: Sequence[Item]) -> list[Item]:
+def with_keeps(items: Sequence[Item]) -> list[Item]:
     """Backward passes after which a unit was still there: it is used again in the step, and was not gathered for it."""
     out = list(items)
     for place, item in enumerate(items):
@@ -315,7 +325,7 @@ def _with_keeps(items: Sequence[Item]) -> list[Item]:
     return out
 
 
-def _held(items: Sequence[Item]) -> frozenset[int]:
+def held_of(items: Sequence[Item]) -> frozenset[int]:
     """Units that are used before they are gathered: they were there as the step began."""
     gathered: set[int] = set()
     held: set[int] = set()

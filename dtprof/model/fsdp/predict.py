@@ -59,12 +59,14 @@ class FsdpModel:
 
     def __init__(self, seen: SeenFsdp, network: Network | None = None) -> None:
         self.seen = seen
+        self._depths: dict[int, SeenFsdp] = {}
         self.network = network or network_of(seen)
         self.base = {number: self.step(number, Change()) for number in seen.steps}
 
     def step(self, number: int, change: Change) -> Simulated:
         """One captured step under a change. ValueError where the change cannot be made."""
-        seen, step = self.seen, self.seen.steps[number]
+        seen = self._at(change.prefetch)
+        step = seen.steps[number]
         units, freed = seen.units, seen.freed
         programs: Sequence[Program] = step.programs
         if change.wrap is not None:
@@ -81,9 +83,22 @@ class FsdpModel:
         moving = network.moving(number, ranks[0].ops)
         return Simulated(units, ranks, moving, simulate(ranks, moving, step.begins))
 
+    def _at(self, depth: int | None) -> SeenFsdp:
+        """The steps as they were, or, on a device, with so many units gathered ahead. ValueError where that is not known."""
+        if depth is None or self.seen.at_depth is None:
+            return self.seen
+        if depth not in self._depths:
+            found = self.seen.at_depth(depth)
+            if isinstance(found, str):
+                raise ValueError(found)
+            self._depths[depth] = found
+        return self._depths[depth]
+
     def plan(self, change: Change) -> Plan:
         """How units are gathered under a change. Prefetching takes gathers that the thread does not wait for."""
         forward, backward = self.seen.ahead
+        if self.seen.on_device:
+            return Plan(None, 0 if change.reshard else None, change.reshard, waits=False, settles=True)
         waits = self.seen.waits and not change.prefetch
         if change.prefetch is not None:
             return Plan(change.prefetch, change.prefetch, change.reshard, waits)
@@ -110,7 +125,8 @@ class FsdpModel:
         value = self.seen.typical_ns + gain
         noise = float(np.std(gains)) / len(gains) ** 0.5
         off = max(abs(other.gain(change) - under) for other in self._variants) + abs(under - gain)
-        half = float(np.linalg.norm([_SIGMAS * noise, off, _SIGMAS * self.scatter])) + self.replay_error * value
+        spread = float(np.linalg.norm([_SIGMAS * noise, off, _SIGMAS * self.scatter]))
+        half = spread + self.replay_error * value
         return Prediction(
             value, value - half, value + half, (_waiting(self.base), _waiting(runs)), (_peak(self.base), _peak(runs))
         )
@@ -125,7 +141,7 @@ class FsdpModel:
     def scatter(self) -> float:
         """Standard error of the mean captured step, ns."""
         ends = [max(s.ends) for s in self.seen.steps.values()]
-        return float(np.std(ends)) / len(ends) ** 0.5
+        return float(np.std(ends) / np.sqrt(len(ends)))
 
     def gain(self, change: Change) -> float:
         """Median over the steps of the time that a change adds, ns."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Place = Literal["work", "enter", "ahead", "leave", "reduce", "other"]
+Place = Literal["work", "enter", "ahead", "leave", "reduce", "settle", "other"]
 Doing = Literal["work", "issue", "wait", "open", "close"]
 OpKind = Literal["gather", "reduce", "other"]
 
@@ -38,7 +38,7 @@ class Item:
     ``work`` lasts ``ns``. ``enter``: a unit is about to be used, ``ns`` is copying it out. ``ahead``: others may be gathered;
     ``gathers`` are the units that were asked for there (for ``enter`` itself, if it was). ``leave``: it may be freed;
     ``keeps``: after a backward pass it was not. ``reduce`` and ``other`` are collectives of ``bytes``, handed over by a call of
-    ``ns``, which the thread waits for.
+    ``ns``, which the thread waits for; on a device nothing waits for ``reduce`` before ``settle``.
     """
 
     place: Place
@@ -87,13 +87,15 @@ class Program:
 @dataclass(frozen=True)
 class Plan:
     """How units are gathered. ``forward`` and ``backward``: units ahead that are asked for (None: as measured; backward 0 is
-    torch's own, one). ``reshard``: frees after forward, None as measured. ``waits``: whoever asks for a gather waits for it.
+    torch's own, one). ``reshard``: frees after forward, None as measured. ``waits``: whoever asks for a gather waits for it;
+    ``settles``: reductions are waited for later.
     """
 
     forward: int | None = None
     backward: int | None = None
     reshard: bool | None = None
     waits: bool = True
+    settles: bool = False
 
 
 @dataclass
@@ -121,6 +123,7 @@ class _Expansion:
         self.left: list[int] = []
         self.out = Expanded()
         self.inside = ""
+        self.unsettled: list[int] = []
 
     def through(self) -> Expanded:
         for item in self.program.items:
@@ -133,6 +136,8 @@ class _Expansion:
                 self._ahead(item)
             elif item.place == "leave":
                 self._leave(item)
+            elif item.place == "settle":
+                self._settle()
             else:
                 self._blocking(item)
         self._close()
@@ -144,7 +149,7 @@ class _Expansion:
 
     def _phase(self, item: Item) -> None:
         """Ranges forward and backward around what belongs to a pass."""
-        if item.place in ("work", "other"):
+        if item.place in ("work", "other", "settle"):
             return
         now = "backward" if item.backward else "forward"
         if now != self.inside:
@@ -214,11 +219,19 @@ class _Expansion:
         held = sum(self.units[u].bytes for u in self.there | set(self.coming))
         self.out.peak = max(self.out.peak, held)
 
+    def _settle(self) -> None:
+        self.out.acts += [Act("wait", op=number) for number in self.unsettled]
+        self.unsettled = []
+
     def _blocking(self, item: Item) -> None:
         name = self._named("post_backward_reduce", item.unit) if item.place == "reduce" else item.op
         self.out.acts.append(Act("open", name=name))
         kind: OpKind = "reduce" if item.place == "reduce" else "other"
-        self.out.acts.append(Act("wait", op=self._issue(Op(kind, item.unit, item.bytes, item.op), item.ns)))
+        number = self._issue(Op(kind, item.unit, item.bytes, item.op), item.ns)
+        if self.plan.settles and kind == "reduce":
+            self.unsettled.append(number)
+        else:
+            self.out.acts.append(Act("wait", op=number))
         self.out.acts.append(Act("close", name=name))
 
     def _issue(self, op: Op, call: float = 0.0) -> int:

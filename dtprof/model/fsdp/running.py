@@ -15,12 +15,13 @@ _EPSILON = 1e-3
 @dataclass(frozen=True)
 class Moving:
     """What the operations of a step cost: ns of each alone, how many times longer each takes beside another one, and how many
-    ns of it are left when it is over for each rank.
+    ns of it are left when it is over for each rank; ``workers``: how many move at a time.
     """
 
     alone: Sequence[float]
     slowdown: Sequence[float]
     early: Sequence[Sequence[float]]
+    workers: int = WORKERS
 
 
 @dataclass
@@ -116,7 +117,7 @@ class _Running:
             while thread.left <= _EPSILON and self.ends[number] < 0 and self._next(number, thread):
                 moved = True
         count = len(self.out.begin)
-        while self.queue < count and len(self.flying) < WORKERS and min(self.out.handed[self.queue]) >= 0:
+        while self.queue < count and len(self.flying) < self.moving.workers and min(self.out.handed[self.queue]) >= 0:
             self.flying[self.queue] = self.moving.alone[self.queue]
             self.out.begin[self.queue] = self.now
             self.queue += 1
