@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import dtprof  # noqa: E402
+from dtprof.advise import findings  # noqa: E402
+from dtprof.analyse import study_of  # noqa: E402
 from dtprof.errors import InputError  # noqa: E402
 from dtprof_sample_jobs import elastic  # noqa: E402
 from dtprof_sample_jobs.common.checkpoints import Checkpoints, found_in  # noqa: E402
@@ -260,3 +262,6 @@ def test_a_saving_thread_that_holds_the_lock_slows_the_next_step_of_its_rank_alo
         more.append(np.median(own[after]) - usual)
     assert more[0] == pytest.approx(60, rel=0.1)
     assert abs(more[1]) < 6
+    (said,) = [f for f in findings(study_of(found)) if f.rule == "checkpoint.saving_thread"]
+    assert said.ranks == (0,)
+    assert said.seconds_per_step == pytest.approx(0.060 / 5, rel=0.15)
