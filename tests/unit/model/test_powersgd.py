@@ -6,6 +6,8 @@ import pytest
 from dtprof.edits import parse_edits
 from dtprof.model.ddp.powersgd import sent
 from dtprof.model.whatif import what_if
+from dtprof_collectors.ddp_lines import Config, Grads
+from dtprof_collectors.ddp_tables import ddp_tables
 from tests.unit.model.test_ddp import MIB, MS, SIZES, line, measured, work
 
 COPY = 0.25
@@ -91,3 +93,20 @@ class TestPredicted:
         bare = measured(works, cost=line(alpha=2 * MS, per_mib=30 * MS))[0]
         found = what_if(with_shapes(bare, shapes), parse_edits(edits))
         assert reason in found.withheld[0]
+
+
+def config(**more):
+    parameters = [("w", 2048, "float32"), ("b", 64, "float32")]
+    return Config(
+        model=0, module="Net", bucket_cap_mb=None, bucket_cap_bytes=None, find_unused_parameters=False, static_graph=False,
+        gradient_as_bucket_view=False, broadcast_buffers=True, comm_hook=None, ranks=[0], backend="gloo", parameters=parameters,
+        **more,
+    )  # fmt: skip
+
+
+def test_shapes_reach_the_table_of_gradients_and_are_missing_in_older_recordings():
+    line = Grads(model=0, step=1, ready=[(1, 5), (0, 7)], unused=[], join=False, sync=True)
+    grads = ddp_tables([config(matrices=[(32, 16), (16, 1)]), line], [], 0)["grads"]
+    assert [(g["parameter"], g["rows"], g["columns"]) for g in map(grads.row, range(2))] == [("w", 32, 16), ("b", 16, 1)]
+    older = ddp_tables([config(), line], [], 0)["grads"]
+    assert older.row(0)["rows"] is None
