@@ -121,12 +121,16 @@ PCIE_SOURCE = "PCI Express Base Specification, revisions 3.0 to 5.0"
 # Gb/s per direction of one port of four lanes
 NETWORKS_GBIT = {"InfiniBand EDR": 100, "InfiniBand HDR": 200, "InfiniBand NDR": 400, "InfiniBand XDR": 800}
 NETWORKS_SOURCE = "InfiniBand Trade Association, InfiniBand roadmap"
+# a share of a device has neither its peaks nor its links
+_PARTS = re.compile(r"\bMIG\b|\bGRID\b")
 _PATTERNS = [(re.compile(gpu.pattern, re.IGNORECASE), gpu) for gpu in GPUS]
 
 
 def gpu_of(name: str | None) -> Gpu | None:
-    """The GPU that a driver calls ``name`` (``NVIDIA H100 80GB HBM3``); None where the catalogue has it not."""
-    return next((gpu for pattern, gpu in _PATTERNS if name and pattern.search(name)), None)
+    """The GPU that a driver calls ``name`` (``NVIDIA H100 80GB HBM3``); None where the catalogue has it not, or a part of it."""
+    if not name or _PARTS.search(name):
+        return None
+    return next((gpu for pattern, gpu in _PATTERNS if pattern.search(name)), None)
 
 
 def network_of(gbit: float) -> str | None:

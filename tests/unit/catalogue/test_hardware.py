@@ -36,7 +36,18 @@ def test_names_of_drivers_find_their_gpu(name, expected):
 
 @pytest.mark.parametrize(
     "name",
-    ["NVIDIA L40", "NVIDIA A10G", "NVIDIA RTX A4000", "NVIDIA GeForce RTX 4090 D", "NVIDIA H200 NVL", "cpu: Xeon", "", None],
+    [
+        "NVIDIA L40",
+        "NVIDIA A10G",
+        "NVIDIA RTX A4000",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA H200 NVL",
+        "cpu: Xeon",
+        "",
+        None,
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "GRID A100-SXM4-40GB",
+    ],
 )
 def test_what_is_not_listed_is_not_guessed(name):
     assert gpu_of(name) is None
