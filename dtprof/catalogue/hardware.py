@@ -127,7 +127,7 @@ _PATTERNS = [(re.compile(gpu.pattern, re.IGNORECASE), gpu) for gpu in GPUS]
 
 
 def gpu_of(name: str | None) -> Gpu | None:
-    """The GPU that a driver calls ``name`` (``NVIDIA H100 80GB HBM3``); None where the catalogue has it not, or a part of it."""
+    """The GPU that a driver calls ``name`` (``NVIDIA H100 80GB HBM3``); None where it is not listed, or a part of one."""
     if not name or _PARTS.search(name):
         return None
     return next((gpu for pattern, gpu in _PATTERNS if pattern.search(name)), None)

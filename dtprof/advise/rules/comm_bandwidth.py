@@ -21,8 +21,9 @@ from dtprof.protocols import Lens
 # operations below this size say little about bandwidth
 LEAST_BYTES = 1 << 20
 LEAST_COUNT = 3
-# below this share of what the slowest plausible links allow a group is slow; on CPUs, which also compute, below the second
-SLOW, SLOW_ON_HOSTS = 0.7, 0.5
+# below this share of what the slowest plausible links allow a group is slow: computing beside it takes up to a third on GPUs,
+# and more on CPUs
+SLOW, SLOW_ON_HOSTS = 0.6, 0.5
 # groups of one kind whose sizes differ by no more than this factor are compared with each other
 _ALIKE = 2.0
 _LEAST_SHARE = 0.05
