@@ -81,7 +81,7 @@ def render(view: View) -> None:
 def _controls(view: View) -> tuple[str, ...]:
     """A box for each edit that the model of this run may follow; the edits that are chosen."""
     if isinstance(view.opened.pipeline, str):
-        controls = DEVICE if view.facts.accounting.on_device else DDP
+        controls: tuple[Control, ...] = DEVICE if view.facts.accounting.on_device else DDP
         ranks = tuple(map(str, view.facts.run.ranks))
         controls += (Control("ideal.rank", ranks),) if len(ranks) > 1 else ()
     else:
@@ -193,7 +193,8 @@ def _range(view: View, edits: tuple[str, ...], outcome: Outcome) -> None:
         return
     if key == "pipeline.schedule" or view.facts.accounting.on_device:
         return
-    points, chosen = [], None
+    points: list[Point] = []
+    chosen = None
     for other in control.values:
         found = predicted(view.path, view.stamp, (f"{key}={other}", *edits[1:]), view.facts.run)
         if found.predicted_ns is not None and found.low_ns is not None and found.high_ns is not None:

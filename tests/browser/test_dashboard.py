@@ -1,0 +1,202 @@
+"""The dashboard in a real browser: no error, the numbers of the report, addresses that restore, clicks that last."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dtprof
+from dtprof.analyse import study_of
+from dtprof.numbers import time
+from dtprof.report.document import document
+from dtprof_dashboards.pages import PAGES
+
+pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+
+SLUGS = [page.slug for page in PAGES]
+DTPROF = str(Path(sys.executable).with_name("dtprof"))
+BOXES = "[data-testid=stMain] [data-testid=stSelectbox]"
+READY = "[data-test-script-state=notRunning]"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A browser that reaches loopback only."""
+    api = pytest.importorskip("playwright.sync_api", reason="make test-browser installs playwright")
+    pytest.importorskip("streamlit", reason="make setup installs the extra dashboard")
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, truth):
+    """A folder of runs: a job with a slow rank, a pipeline, a mixture of experts, eight ranks of a real trace."""
+    root = tmp_path_factory.mktemp("runs")
+    jobs = {
+        "ddp": ["ddp", "--inject", "slow_rank=1:20ms", "--steps", "12", "--capture", "4:8"],
+        "pipeline": ["pipeline", "--steps", "8", "--capture", "4:6"],
+        "moe": ["moe", "--steps", "8", "--capture", "4:6"],
+    }
+    for name, words in jobs.items():
+        done = subprocess.run(
+            [DTPROF, "job", *words, "--ranks", "2", "--out", str(root / name)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    os.symlink(truth / "traces" / "kineto" / "dlrm_8rank_v100", root / "dlrm_8rank_v100")
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(runs):
+    """The address of the dashboard over these runs."""
+    process = subprocess.Popen([DTPROF, "dashboard", str(runs), "--json"], stdout=subprocess.PIPE, text=True)
+    try:
+        told = json.loads(process.stdout.readline())
+        assert told["schema"] == 1 and told["url"].startswith("http://127.0.0.1:")
+        yield told["url"]
+    finally:
+        process.terminate()
+        assert process.wait(30) == 130
+
+
+@pytest.fixture
+def visit(browser, served):
+    """``visit(page, run, …)``: that page, drawn to the end; every error and every request elsewhere fails the test."""
+    errors, opened = [], []
+
+    def start(page, run, scheme="light", **query):
+        tab = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
+        opened.append(tab)
+        tab.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        tab.on("pageerror", lambda e: errors.append(str(e)))
+        tab.on(
+            "request",
+            lambda r: None if r.url.startswith((served, "data:", "blob:")) or "127.0.0.1" in r.url else errors.append(r.url),
+        )
+        words = "".join(f"&{key}={value}" for key, value in query.items())
+        tab.goto(f"{served}/?run={run}&page={page}{words}")
+        settle(tab)
+        return tab
+
+    yield start
+    for tab in opened:
+        tab.close()
+    assert errors == []
+
+
+def settle(tab):
+    """Wait until the page is drawn."""
+    tab.wait_for_selector(".dt .foot", timeout=120_000)
+    tab.wait_for_timeout(400)
+    tab.wait_for_selector(READY, timeout=120_000)
+
+
+def words(tab):
+    """The text of the page with plain spaces."""
+    return tab.inner_text("[data-testid=stMain]").replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("run", ["ddp", "pipeline", "moe", "dlrm_8rank_v100"])
+def test_every_page_draws_without_an_error(visit, run, scheme):
+    tab = visit("overview", run, scheme)
+    for page in PAGES:
+        tab.click(f"[data-testid=stSidebar] .stPageLink a:has-text('{page.title}')")
+        tab.wait_for_selector(f".dt .title h1:text-is('{page.title}')", timeout=60_000)
+        settle(tab)
+        assert tab.query_selector("[data-testid=stException]") is None
+        assert "page=" + page.slug in tab.evaluate("location.href")
+    ground = tab.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor")
+    assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(18, 22, 28)")
+
+
+def test_the_numbers_are_those_of_the_report(visit, runs):
+    for run in ("ddp", "dlrm_8rank_v100"):
+        told = document(study_of(dtprof.open_run(runs / run)))
+        text = words(visit("overview", run))
+        assert told["verdict"]["verdict"] in text
+        for finding in told["findings"]:
+            assert finding["title"].replace("`", "") in text
+    for rank in told["ranks"]:
+        assert time(rank["steps"][0]["dur_ns"]).replace("\u00a0", " ") in text
+
+
+def test_an_address_restores_page_rank_and_step(visit):
+    tab = visit("overlap", "ddp", rank=1, step=6)
+    boxes = tab.eval_on_selector_all(BOXES, "all => all.map(e => e.innerText)")
+    assert "rank 1" in boxes[0] and "step 6" in boxes[1]
+    assert "rank 1, step 6" in tab.get_attribute("svg[role=img]", "aria-label")
+    shown = tab.evaluate("location.search")
+    again = tab.evaluate("location.href")
+    tab.goto(again)
+    settle(tab)
+    assert tab.evaluate("location.search") == shown
+    assert "rank 1, step 6" in tab.get_attribute("svg[role=img]", "aria-label")
+
+
+def test_an_edit_changes_the_figure(visit):
+    tab = visit("whatif", "pipeline")
+    assert "Choose a change" in words(tab)
+    tab.click("[data-testid=stSelectbox]:has-text('pipeline.balance')")
+    tab.click("[role=option]:has-text('even')")
+    tab.wait_for_selector(".dt h2:text-matches('Predicted beside|Withheld')", timeout=60_000)
+    assert "Replay error" in words(tab)
+
+
+def test_clicks_during_a_slow_rerun_are_kept(visit):
+    tab = visit("overview", "ddp")
+    for nth in (1, 0, 1):
+        tab.click("[data-testid=stMain] [data-testid=stSelectbox] >> nth=0")
+        tab.click(f"[role=option] >> nth={nth}")
+    tab.click("[data-testid=stMain] [data-testid=stSelectbox] >> nth=1")
+    tab.click("[role=option] >> nth=2")
+    settle(tab)
+    boxes = tab.eval_on_selector_all(BOXES, "all => all.map(e => e.innerText)")
+    assert "rank 1" in boxes[0] and "step 5" in boxes[1]
+    search = tab.evaluate("location.search")
+    assert "rank=1" in search and "step=5" in search
+
+
+def test_markup_in_a_name_stays_text(browser, served, tmp_path):
+    from tests.unit.dashboards.test_pages import EVIL, evil_run, write_run
+
+    write_run(evil_run(), tmp_path / "evil")
+    process = subprocess.Popen([DTPROF, "dashboard", str(tmp_path), "--json"], stdout=subprocess.PIPE, text=True)
+    tab = browser.new_page()
+    dialogs = []
+    tab.on("dialog", lambda d: (dialogs.append(d.message), d.dismiss()))
+    try:
+        url = json.loads(process.stdout.readline())["url"]
+        for slug in ("kernels", "overview", "ranks"):
+            tab.goto(f"{url}/?run=evil&page={slug}")
+            settle(tab)
+            assert tab.query_selector(".dt script") is None and tab.query_selector(".dt img") is None
+            if slug == "kernels":
+                assert EVIL in tab.inner_text("body")
+        assert dialogs == []
+    finally:
+        tab.close()
+        process.terminate()
+        process.wait(30)
+
+
+def test_an_empty_folder_helps(browser, tmp_path):
+    process = subprocess.Popen([DTPROF, "dashboard", str(tmp_path), "--json"], stdout=subprocess.PIPE, text=True)
+    tab = browser.new_page()
+    try:
+        tab.goto(json.loads(process.stdout.readline())["url"])
+        tab.wait_for_selector(".nothing", timeout=60_000)
+        assert "dtprof job ddp" in tab.inner_text("body")
+    finally:
+        tab.close()
+        process.terminate()
+        process.wait(30)
