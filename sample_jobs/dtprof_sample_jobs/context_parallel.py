@@ -30,20 +30,20 @@ from dtprof.errors import InputError
 from dtprof_sample_jobs.common.block_time import add_block_ms, check_block_ms
 from dtprof_sample_jobs.common.context import SPLITS, Ring, Split, Ulysses
 from dtprof_sample_jobs.common.data import make_data
-from dtprof_sample_jobs.common.faults import COMMON, Faults
+from dtprof_sample_jobs.common.faults import COMMON, SCALED, Faults
 from dtprof_sample_jobs.common.marks import BackwardMarks
 from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.model import GPT, Block
 from dtprof_sample_jobs.common.options import check_common, common_parser, read_options
-from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
-from dtprof_sample_jobs.common.update import make_optimizer, update
+from dtprof_sample_jobs.common.setup import World, autocast, equip, make_model, train, world
+from dtprof_sample_jobs.common.update import make_optimizer, make_scaler, update
 
 METHODS = ("ring", "ulysses", "torch")
 
 
 def parser() -> argparse.ArgumentParser:
     """The job's options."""
-    made = common_parser("context_parallel", __doc__, (*COMMON, "unbalanced_split"))
+    made = common_parser("context_parallel", __doc__, (*COMMON, *SCALED, "unbalanced_split"))
     made.add_argument("--method", choices=METHODS, default="ring", help="how attention gets all of the sequence (ring)")
     made.add_argument("--split", choices=SPLITS, default="zigzag", help="which parts of the sequence a rank has (zigzag)")
     made.add_argument("--no-overlap", action="store_true", help="ring: send when the computing beside it has ended")
@@ -115,6 +115,8 @@ class Step:
         self.marks = BackwardMarks(model.blocks.named_children())
         self.model = DistributedDataParallel(Part(model), process_group=group)
         self.optimizer = make_optimizer(model.parameters(), kind=args.optimizer, rate=args.lr)
+        equip(model.blocks, self.optimizer, args, args.batch)
+        self.scaler, self.faults = make_scaler(args, me.device), faults
         self.data = make_data(args, 0, 1, faults)
 
     def __call__(self, k: int) -> Tensor:
@@ -126,10 +128,10 @@ class Step:
             with dtprof.annotate("forward"), autocast(self.args.precision, self.me.device):
                 loss: Tensor = self.model(inputs, targets, places)
             with dtprof.annotate("backward"):
-                loss.backward()
+                self.scaler.scale(loss).backward()
                 self.marks.close()
         with dtprof.annotate("optimizer"):
-            update(self.optimizer, self.model.parameters(), self.args.clip)
+            update(self.optimizer, self.model.parameters(), self.args.clip, self.scaler, self.faults)
         return loss.detach()
 
     def mine(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,12 +24,13 @@ import dtprof
 from dtprof.errors import InputError
 from dtprof_sample_jobs.common.compression import Averaged, Bucket, OneBit, TopK
 from dtprof_sample_jobs.common.data import make_data
-from dtprof_sample_jobs.common.faults import COMMON, Faults
+from dtprof_sample_jobs.common.faults import COMMON, SCALED, Faults
+from dtprof_sample_jobs.common.noise import NoiseScale
 from dtprof_sample_jobs.common.options import check_common, common_parser, number, positive, read_options
-from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
-from dtprof_sample_jobs.common.update import make_optimizer, update
+from dtprof_sample_jobs.common.setup import World, autocast, equip, make_model, train, world
+from dtprof_sample_jobs.common.update import make_optimizer, make_scaler, update
 
-FAULTS = (*COMMON, "tiny_buckets", "find_unused", "no_sync_forgotten", "no_sync_backward_only", "out_of_data")
+FAULTS = (*COMMON, "tiny_buckets", "find_unused", "no_sync_forgotten", "no_sync_backward_only", "out_of_data", *SCALED)
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd", "topk", "onebit")
 ONE_BUCKET_MB = 1 << 20
 
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     add("--top-k", type=number, default=0.01, metavar="RATIO", help="part of the elements that topk sends (0.01)")
     add("--powersgd-rank", type=positive, default=1, metavar="R", help="rank of PowerSGD's matrices (1)")
     add("--no-error-feedback", action="store_true", help="topk, onebit, powersgd: forget what was not sent")
+    add("--noise-scale", action="store_true", help="record the gradient noise scale")
     add("--mark-buckets", action="store_true", help="mark each bucket as a range, by a communication hook")
     add("--data-parallel", action="store_true", help="DataParallel, one process for all GPUs, as a contrast")
     return made
@@ -76,8 +78,7 @@ def check(args: argparse.Namespace, ranks: int) -> None:
         raise InputError("--bucket-cap-mb and --bucket-cap-mb-list exclude each other", "give one of them")
     if not 0 < args.top_k <= 1:
         raise InputError(f"--top-k {args.top_k} is no part of the elements", "give more than 0, at most 1")
-    if args.mark_buckets and args.compress not in ("none", "topk", "onebit"):
-        raise InputError(f"--mark-buckets cannot be had with --compress {args.compress}", "a model has one communication hook")
+    check_hooks(args, ranks)
     if args.compress == "powersgd" and capped and not torch.cuda.is_available():
         raise InputError("PowerSGD with several buckets aborts on gloo", "leave the bucket size out: one bucket is used")
     for kind in ("no_sync_forgotten", "no_sync_backward_only"):
@@ -91,6 +92,14 @@ def check(args: argparse.Namespace, ranks: int) -> None:
         raise InputError(f"--data-parallel is one process, not {ranks}", "give --ranks 1")
     if args.data_parallel and not torch.cuda.is_available():
         raise InputError("DataParallel needs GPUs, and here is none", "leave --data-parallel out")
+
+
+def check_hooks(args: argparse.Namespace, ranks: int) -> None:
+    """InputError for options that would each register a communication hook: DDP takes one."""
+    if args.mark_buckets and args.compress not in ("none", "topk", "onebit"):
+        raise InputError(f"--mark-buckets cannot be had with --compress {args.compress}", "a model has one communication hook")
+    if args.noise_scale and (ranks < 2 or args.mark_buckets or args.compress != "none"):
+        raise InputError("--noise-scale needs two ranks, and DDP's one communication hook", "leave the other hook out")
 
 
 def steps_of(args: argparse.Namespace, rank: int) -> int:
@@ -167,14 +176,26 @@ class Step:
         faults.plant(model.blocks)
         self.model = DataParallel(model) if args.data_parallel else wrap(model, args, faults)
         self.optimizer = make_optimizer(model.parameters(), kind=args.optimizer, rate=args.lr, emulated=bool(args.emulate))
+        equip(model.blocks, self.optimizer, args, args.batch * args.accumulate * me.size)
+        self.scaler = make_scaler(args, me.device)
+        self.noise = self.noise_scale()
         self.data = make_data(args, me.rank, me.size, faults)
+
+    def noise_scale(self) -> NoiseScale | None:
+        """What --noise-scale asks for."""
+        if not self.args.noise_scale or not isinstance(self.model, DistributedDataParallel):
+            return None
+        assert dist.group.WORLD is not None
+        return NoiseScale(self.model, dist.group.WORLD, self.args.batch * self.args.accumulate)
 
     def __call__(self, k: int) -> Tensor:
         """Step ``k``; returns the mean loss of its micro-batches."""
         count = self.args.accumulate
         losses = [self.micro_batch(k * count + m, None if count == 1 else m) for m in range(count)]
+        if self.noise is not None:
+            self.noise.record([p.grad / self.scaler.get_scale() for p in self.model.parameters() if p.grad is not None])
         with dtprof.annotate("optimizer"):
-            update(self.optimizer, self.model.parameters(), self.args.clip)
+            update(self.optimizer, self.model.parameters(), self.args.clip, self.scaler, self.faults)
         return torch.stack(losses).mean()
 
     def join(self) -> Join:
@@ -191,7 +212,7 @@ class Step:
             with dtprof.annotate("forward", microbatch=m), autocast(self.args.precision, self.me.device):
                 loss: Tensor = self.model(tokens).mean()
             with backward_sync(), dtprof.annotate("backward", microbatch=m):
-                (loss / self.args.accumulate).backward()
+                self.scaler.scale(loss / self.args.accumulate).backward()
         return loss.detach()
 
     def sync(self, m: int | None) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -29,17 +29,17 @@ import dtprof
 from dtprof.errors import InputError
 from dtprof_sample_jobs.common.checkpoints import MODES, Checkpoints, found_in
 from dtprof_sample_jobs.common.data import make_data
-from dtprof_sample_jobs.common.faults import COMMON, LAB, Faults
-from dtprof_sample_jobs.common.options import check_common, check_folder, common_parser, positive, read_options
-from dtprof_sample_jobs.common.setup import World, attempt, autocast, make_model, train, world
-from dtprof_sample_jobs.common.update import make_optimizer, update
+from dtprof_sample_jobs.common.faults import COMMON, LAB, SCALED, Faults
+from dtprof_sample_jobs.common.options import check_common, check_folder, common_parser, positive, read_options, refuse
+from dtprof_sample_jobs.common.setup import World, attempt, autocast, equip, make_model, train, world
+from dtprof_sample_jobs.common.update import make_optimizer, make_scaler, update
 
 asked_to_end: list[bool] = []
 
 
 def parser() -> argparse.ArgumentParser:
     """The job's options."""
-    made = common_parser("elastic", __doc__, (*COMMON, "kill", "checkpoint_gil"))
+    made = common_parser("elastic", __doc__, (*COMMON, *SCALED, "kill", "checkpoint_gil"))
     add = made.add_argument
     add("--checkpoint-every", type=positive, default=5, metavar="N", help="steps from one checkpoint to the next (5)")
     add("--save-mode", choices=MODES, default="sync", help="in the step, or beside the next ones by a thread, a process (sync)")
@@ -62,6 +62,8 @@ def folder_of(args: argparse.Namespace) -> Path:
 def check(args: argparse.Namespace, ranks: int) -> None:
     """InputError for what cannot be run, before anything is started."""
     check_common(args, ranks)
+    away = "a checkpoint needs them"
+    refuse(args, "elastic", offload_states=away, offload_parameters=away, warm_up="a restarted job would warm up again")
     check_folder("--checkpoints", args.checkpoints)
     if os.environ.get(LAB):
         raise InputError("the lab starts ranks without torchrun, and nobody would restart them", "leave --lab out")
@@ -89,6 +91,8 @@ def run(args: argparse.Namespace, me: World) -> None:
     first = checkpoints.load(model, optimizer)
     faults.plant(model.blocks)
     module = DistributedDataParallel(model)
+    equip(model.blocks, optimizer, args, args.batch * me.size)
+    scaler = make_scaler(args, me.device)
     data = make_data(args, me.rank, me.size, faults)
     again = checkpoints.reached + 1 - first
 
@@ -104,9 +108,9 @@ def run(args: argparse.Namespace, me: World) -> None:
         if killed(args, me, k):
             os.kill(os.getpid(), signal.SIGKILL)
         with dtprof.annotate("backward"):
-            loss.backward()
+            scaler.scale(loss).backward()
         with dtprof.annotate("optimizer"):
-            update(optimizer, model.parameters(), args.clip)
+            update(optimizer, model.parameters(), args.clip, scaler, faults)
         if checkpoints.due(k):
             with dtprof.annotate("checkpoint"):
                 checkpoints.save(k, model, optimizer)

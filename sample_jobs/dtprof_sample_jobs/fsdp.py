@@ -53,9 +53,9 @@ from dtprof_sample_jobs.common.faults import Faults
 from dtprof_sample_jobs.common.marks import BackwardMarks
 from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.model import GPT
-from dtprof_sample_jobs.common.options import check_common, check_folder, common_parser, positive, read_options
-from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
-from dtprof_sample_jobs.common.update import kind_of_optimizer, make_optimizer
+from dtprof_sample_jobs.common.options import check_common, check_folder, common_parser, positive, read_options, refuse
+from dtprof_sample_jobs.common.setup import World, autocast, equip, make_model, train, world
+from dtprof_sample_jobs.common.update import kind_of_optimizer, make_optimizer, make_scaler, prepare, update
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself uses there
@@ -100,6 +100,8 @@ def mesh_of(args: argparse.Namespace, ranks: int) -> Mesh:
 def check(args: argparse.Namespace, ranks: int) -> None:
     """InputError for what cannot be run, before anything is started."""
     check_common(args, ranks)
+    divided = "its parameters are divided among the ranks; see --offload"
+    refuse(args, "fsdp", fp8="its blocks are wrapped", offload_states=divided, offload_parameters=divided)
     if args.strategy == "hsdp" and args.replicas < 2:
         raise InputError("hsdp with 1 copy is zero3", "use --strategy zero3, or give --replicas 2 or more")
     if args.strategy == "hsdp" and ranks < 2 * args.replicas:
@@ -126,24 +128,24 @@ def check(args: argparse.Namespace, ranks: int) -> None:
 
 def shard(model: GPT | Emulated, args: argparse.Namespace, me: World, mesh: DeviceMesh) -> nn.Module:
     """The model under the wrapper of the strategy."""
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision)
     if args.strategy == "zero1":
         return DistributedDataParallel(model)
     if args.strategy == "fsdp1":
         return FullyShardedDataParallel(
             model,
             auto_wrap_policy=ModuleWrapPolicy({type(model.blocks[0])}),
-            mixed_precision=MixedPrecision(torch.bfloat16, torch.float32) if args.precision == "bf16" else None,
+            mixed_precision=None if low is None else MixedPrecision(low, torch.float32),
             cpu_offload=CPUOffload(args.offload),
             forward_prefetch=args.forward_prefetch > 0,
             backward_prefetch=BackwardPrefetch.BACKWARD_PRE if args.backward_prefetch else None,
             device_id=me.device,
             use_orig_params=args.state != "local",  # a LOCAL state loads into flat parameters only
         )
-    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     policies = {
         "mesh": mesh,
         "reshard_after_forward": args.strategy != "zero2",
-        "mp_policy": bf16 if args.precision == "bf16" else MixedPrecisionPolicy(),
+        "mp_policy": MixedPrecisionPolicy() if low is None else MixedPrecisionPolicy(low, torch.float32),
         "offload_policy": CPUOffloadPolicy(pin_memory=me.device.type == "cuda") if args.offload else OffloadPolicy(),
     }
     blocks = list(model.blocks)
@@ -252,6 +254,8 @@ def run(args: argparse.Namespace, me: World) -> None:
     marks = BackwardMarks(model.blocks.named_children())
     module = shard(model, args, me, mesh.device_mesh(me.device.type))
     optimizer = optimizer_of(module, args)
+    equip(model.blocks, optimizer, args, args.batch * args.accumulate * me.size)
+    scaler = make_scaler(args, me.device)
     data = make_data(args, me.rank, me.size, faults)
     begin = load(args, module, optimizer, me) if args.load else 0
     # FSDP has a mixed precision of its own
@@ -265,7 +269,7 @@ def run(args: argparse.Namespace, me: World) -> None:
             with dtprof.annotate("forward", microbatch=microbatch), compute:
                 loss: Tensor = module(tokens) / args.accumulate
             with dtprof.annotate("backward", microbatch=microbatch):
-                loss.backward()
+                scaler.scale(loss).backward()
                 marks.close()
         return loss.detach()
 
@@ -274,9 +278,9 @@ def run(args: argparse.Namespace, me: World) -> None:
         losses = [micro_step(first + m, m, m == n - 1) for m in range(n)]
         with dtprof.annotate("optimizer"):
             if args.clip is not None:
+                prepare(optimizer, module.parameters(), scaler, faults)
                 clip(module, args.clip)
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer, module.parameters(), scaler=scaler, faults=faults, agree=True, prepared=args.clip is not None)
         if args.save and k == args.steps - 1:
             with dtprof.annotate("checkpoint"):
                 save(args, module, optimizer, me, begin + k)

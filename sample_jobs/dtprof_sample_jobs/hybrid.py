@@ -33,11 +33,11 @@ from dtprof_sample_jobs.common.data import make_data
 from dtprof_sample_jobs.common.faults import COMMON, Faults
 from dtprof_sample_jobs.common.marks import BackwardMarks
 from dtprof_sample_jobs.common.mesh import Mesh
-from dtprof_sample_jobs.common.options import check_common, common_parser, positive, read_options
+from dtprof_sample_jobs.common.options import check_common, common_parser, positive, read_options, refuse
 from dtprof_sample_jobs.common.recompute import recompute
 from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
 from dtprof_sample_jobs.common.tensor import by_layout, check_tensor, clip, norm_squared, parallelize, settle
-from dtprof_sample_jobs.common.update import make_optimizer, update
+from dtprof_sample_jobs.common.update import make_optimizer, schedule, update
 from dtprof_sample_jobs.pipeline import ONE_STAGE, SCHEDULES, Slice, TaggedStage
 
 FAULTS = (*COMMON, "stage_imbalance", "tp_across_nodes")
@@ -67,6 +67,11 @@ def check(args: argparse.Namespace, ranks: int) -> None:
     mesh_of(args).check(ranks)
     check_common(args, ranks, args.pp, data_ranks=args.dp)
     check_block_ms("hybrid", args)
+    divided = "parameters and states are divided along two axes"
+    refuse(
+        args, "hybrid", fp16="its stages have no common scale", fp8=divided, offload_activations=divided,
+        offload_states=divided, offload_parameters=divided,
+    )  # fmt: skip
     check_tensor(args.tp, heads=args.heads, dim=args.dim, sequence=args.seq, vocabulary=args.vocabulary, divided=True)
     if args.layers < args.pp:
         raise InputError(f"{args.pp} stages, and the model has {args.layers} layers", "give more --layers")
@@ -112,6 +117,7 @@ class Step:
         self.schedule = kind(self.stage, args.microbatches, loss_fn=self.loss_of)
         self.parameters = list(part.parameters())
         self.optimizer = make_optimizer(by_layout(self.parameters), kind=args.optimizer, rate=args.lr)
+        schedule(self.optimizer, args, args.batch * args.microbatches * args.dp)
         self.data = make_data(args, mesh.get_local_rank("dp"), args.dp, faults)
 
     def loss_of(self, output: Tensor, targets: Tensor) -> Tensor:

@@ -24,20 +24,20 @@ import dtprof
 from dtprof.errors import InputError
 from dtprof_sample_jobs.common.data import make_data
 from dtprof_sample_jobs.common.emulate import Emulated, EmulatedLayer
-from dtprof_sample_jobs.common.faults import COMMON, Faults
+from dtprof_sample_jobs.common.faults import COMMON, SCALED, Faults
 from dtprof_sample_jobs.common.marks import BackwardMarks
 from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.model import GPT
 from dtprof_sample_jobs.common.moe import MixtureOfExperts, RoutedBlock, RoutedLayer, Routing, Skew
 from dtprof_sample_jobs.common.options import check_common, common_parser, number, positive, read_options
 from dtprof_sample_jobs.common.recompute import recompute
-from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
-from dtprof_sample_jobs.common.update import make_optimizer, update
+from dtprof_sample_jobs.common.setup import World, autocast, equip, make_model, train, world
+from dtprof_sample_jobs.common.update import make_optimizer, make_scaler, prepare, update
 
 
 def parser() -> argparse.ArgumentParser:
     """The job's options."""
-    made = common_parser("moe", __doc__, (*COMMON, "router_skew"))
+    made = common_parser("moe", __doc__, (*COMMON, *SCALED, "router_skew"))
     add = made.add_argument
     add("--experts", type=positive, default=8, metavar="E", help="experts of every layer (8)")
     add("--experts-per-token", type=positive, default=2, metavar="K", help="experts that a token goes to (2)")
@@ -158,6 +158,8 @@ def run(args: argparse.Namespace, me: World) -> None:
     owned = {id(p) for p in experts}
     dense = [p for p in model.parameters() if id(p) not in owned]
     optimizer = make_optimizer(model.parameters(), kind=args.optimizer, rate=args.lr, emulated=bool(args.emulate))
+    equip(model.inner.blocks, optimizer, args, args.batch * me.size)
+    scaler = make_scaler(args, me.device)
     data = make_data(args, me.rank, me.size, faults)
 
     def step(k: int) -> Tensor:
@@ -166,14 +168,15 @@ def run(args: argparse.Namespace, me: World) -> None:
         with dtprof.annotate("forward"), autocast(args.precision, me.device):
             loss: Tensor = module(tokens)
         with dtprof.annotate("backward"):
-            loss.backward()
+            scaler.scale(loss).backward()
             marks.close()
             with dtprof.annotate("expert gradients"):
                 average(experts, groups.get_group("dp"), me.size)
         with dtprof.annotate("optimizer"):
             if args.clip is not None:
+                prepare(optimizer, model.parameters(), scaler, faults)
                 clip(dense, experts, args.clip, groups.get_group("ep"))
-            update(optimizer, model.parameters())
+            update(optimizer, model.parameters(), scaler=scaler, faults=faults, agree=True, prepared=args.clip is not None)
         for mixture in model.mixtures:
             mixture.record()
         return loss.detach()

@@ -31,9 +31,9 @@ import dtprof
 from dtprof.errors import InputError
 from dtprof_sample_jobs.common.data import make_data
 from dtprof_sample_jobs.common.faults import Faults
-from dtprof_sample_jobs.common.options import check_common, common_parser, read_options
+from dtprof_sample_jobs.common.options import check_common, common_parser, read_options, refuse
 from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
-from dtprof_sample_jobs.common.update import make_optimizer, update
+from dtprof_sample_jobs.common.update import make_optimizer, schedule, update
 
 SERVER = "worker0"
 # a worker that does not come for so long is gone
@@ -51,6 +51,8 @@ def parser() -> argparse.ArgumentParser:
 def check(args: argparse.Namespace, ranks: int) -> None:
     """InputError for what cannot be run, before anything is started."""
     check_common(args, ranks)
+    served = "the parameters and their optimizer are the server's"
+    refuse(args, "parameter_server", fp16=served, offload_states=served, offload_parameters=served)
     if args.staleness < 0:
         raise InputError(f"--staleness {args.staleness} would have workers behind themselves", "give 0 or more")
 
@@ -61,6 +63,7 @@ class Server:
     def __init__(self, args: argparse.Namespace, workers: int) -> None:
         self.parameters = list(make_model(args, torch.device("cpu")).parameters())
         self.optimizer = make_optimizer(self.parameters, kind=args.optimizer, rate=args.lr, emulated=bool(args.emulate))
+        schedule(self.optimizer, args, args.batch * (workers if args.mode == "sync" else 1))
         self.clip = args.clip
         self.sync, self.bound = args.mode == "sync", args.staleness
         self.clocks, self.updates = [0] * workers, 0

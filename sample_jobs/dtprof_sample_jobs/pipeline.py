@@ -29,14 +29,14 @@ import dtprof
 from dtprof.errors import InputError
 from dtprof_sample_jobs.common.data import make_data
 from dtprof_sample_jobs.common.emulate import Emulated
-from dtprof_sample_jobs.common.faults import COMMON, Faults
+from dtprof_sample_jobs.common.faults import COMMON, SCALED, Faults
 from dtprof_sample_jobs.common.marks import BackwardMarks
 from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.model import GPT
-from dtprof_sample_jobs.common.options import check_common, common_parser, positive, read_options
+from dtprof_sample_jobs.common.options import check_common, common_parser, positive, read_options, refuse
 from dtprof_sample_jobs.common.recompute import recompute
-from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
-from dtprof_sample_jobs.common.update import make_optimizer, update
+from dtprof_sample_jobs.common.setup import World, autocast, equip, make_model, train, world
+from dtprof_sample_jobs.common.update import make_optimizer, make_scaler, prepare, update
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,
@@ -52,7 +52,7 @@ EMBEDDING, HEAD = ("tokens", "positions"), ("norm", "head")
 
 def parser() -> argparse.ArgumentParser:
     """The job's options."""
-    made = common_parser("pipeline", __doc__, (*COMMON, "stage_imbalance", "few_microbatches"))
+    made = common_parser("pipeline", __doc__, (*COMMON, *SCALED, "stage_imbalance", "few_microbatches"))
     made.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="the order of the work (1f1b)")
     made.add_argument("--microbatches", type=positive, default=8, metavar="M", help="micro-batches per step (8)")
     made.add_argument("--checkpoint-stages", type=numbers, metavar="N,…", help="stages that --checkpointing is for (all)")
@@ -87,6 +87,7 @@ def check(args: argparse.Namespace, ranks: int) -> None:
     """InputError for what cannot be run, before anything is started."""
     stages, micro = stages_of(args.schedule, ranks), microbatches_of(args)
     check_common(args, ranks, stages, data_ranks=1)
+    refuse(args, "pipeline", offload_parameters="many micro-batches are under way in a block at once")
     layers = len(args.emulate.layers) if args.emulate else args.layers
     name, rounds = args.schedule, max(micro // ranks, 1)
     if stages < 2:
@@ -186,11 +187,13 @@ def run(args: argparse.Namespace, me: World) -> None:
     def loss_of(output: Tensor, targets: Tensor) -> Tensor:
         last = held[-1]
         with dtprof.annotate("loss", phase="forward", microbatch=last.marks.microbatch, stage=last.stage_index):
-            return model.loss(output, targets)
+            return scaler.scale(model.loss(output, targets))
 
+    scaler = make_scaler(args, me.device)
     schedule = SCHEDULES[args.schedule](held[0] if args.schedule in ONE_STAGE else held, micro, loss_fn=loss_of)
     parameters = [p for part in slices.values() for p in part.parameters()]
     optimizer = make_optimizer(parameters, kind=args.optimizer, rate=args.lr, emulated=bool(args.emulate))
+    equip(model.blocks, optimizer, args, args.batch * micro)
     faults = Faults(args.inject, me.rank)
     data = make_data(args, 0, 1, faults)
 
@@ -205,9 +208,11 @@ def run(args: argparse.Namespace, me: World) -> None:
             schedule.step(*inputs, **last, return_outputs=False)
         with dtprof.annotate("optimizer"):
             if args.clip is not None:
+                prepare(optimizer, parameters, scaler, faults)
                 clip(parameters, args.clip, group)
-            update(optimizer, parameters)
-        return torch.stack(losses).mean() if losses else None
+            scale = scaler.get_scale()
+            update(optimizer, parameters, scaler=scaler, faults=faults, agree=True, prepared=args.clip is not None)
+        return torch.stack(losses).mean() / scale if losses else None
 
     train("pipeline", args, me, step, mesh=mesh, faults=faults, sequences=args.batch * micro, data_ranks=1)
 

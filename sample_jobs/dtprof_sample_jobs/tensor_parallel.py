@@ -33,10 +33,10 @@ from dtprof_sample_jobs.common.faults import Faults
 from dtprof_sample_jobs.common.marks import BackwardMarks
 from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.model import GPT
-from dtprof_sample_jobs.common.options import check_common, common_parser, read_options
+from dtprof_sample_jobs.common.options import check_common, common_parser, read_options, refuse
 from dtprof_sample_jobs.common.setup import World, autocast, make_model, train, world
 from dtprof_sample_jobs.common.tensor import SavedBytes, by_layout, check_tensor, clip, norm_squared, parallelize, settle
-from dtprof_sample_jobs.common.update import make_optimizer, update
+from dtprof_sample_jobs.common.update import make_optimizer, schedule, update
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,6 +53,11 @@ def check(args: argparse.Namespace, ranks: int) -> None:
     """InputError for what cannot be run, before anything is started."""
     check_common(args, ranks, data_ranks=1)
     check_block_ms("tensor_parallel", args)
+    divided = "parameters, activations and gradients are divided among the ranks, as DTensors"
+    refuse(
+        args, "tensor_parallel", fp16=divided, fp8=divided, offload_activations=divided, offload_states=divided,
+        offload_parameters=divided,
+    )  # fmt: skip
     divided = args.sequence_parallel
     check_tensor(ranks, heads=args.heads, dim=args.dim, sequence=args.seq, vocabulary=args.vocabulary, divided=divided)
     if args.async_tp and not torch.cuda.is_available():
@@ -90,6 +95,7 @@ class Step:
             overlap(model, mesh)
         self.model, self.parameters = model, list(model.parameters())
         self.optimizer = make_optimizer(by_layout(self.parameters), kind=args.optimizer, rate=args.lr)
+        schedule(self.optimizer, args, args.batch)
         self.data = make_data(args, 0, 1, faults)
 
     def __call__(self, k: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The pieces of the sample jobs."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -272,7 +273,7 @@ def test_flops_of_a_token_are_those_of_the_papers():
 
 
 @pytest.mark.parametrize(
-    "words", [["--steps", "0"], ["--batch", "-1"], ["--precision", "fp8"], ["--emulate", "no.toml"], ["--nonsense"]]
+    "words", [["--steps", "0"], ["--batch", "-1"], ["--precision", "fp4"], ["--emulate", "no.toml"], ["--nonsense"]]
 )
 def test_a_rank_refuses_with_one_line_and_code_3(words, capsys):
     with pytest.raises(SystemExit) as end:
@@ -314,6 +315,16 @@ REFUSED = [
     "pipeline --microbatches 1",
     "pipeline --schedule zbv --layers 3",
     "pipeline --inject few_microbatches=all:1.5",
+    "moe --experts 7",
+    "moe --inject router_skew=8:0.5",
+    "moe --inject router_skew=3:1.5",
+    "moe --expert-us nan",
+    "parameter_server --staleness -1",
+    "elastic --checkpoint-every 0",
+    "elastic --checkpoints /dev/null",
+    "elastic --inject kill=2:5",
+    "elastic --inject checkpoint_gil=0:5ms",
+    "elastic --lab rate=1gbit",
     "collectives --link-size 1K,2K",
     "collectives --groups pairs",
     "collectives --out /dev/null",
@@ -356,4 +367,4 @@ def test_every_job_is_one_short_file_that_says_how_to_start_it(scripts):
         text = (folder / f"{module.rpartition('.')[2]}.py").read_text()
         assert len(text.splitlines()) <= 300
         assert f"dtprof job {name} " in text
-        assert f"torchrun --nproc_per_node 2 -m {module} " in text
+        assert re.search(rf"torchrun --nproc_per_node \d -m {module} ", text)

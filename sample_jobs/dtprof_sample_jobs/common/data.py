@@ -56,7 +56,8 @@ def windows_per_rank(sequence: int, ranks: int) -> int:
 class CorpusTokens:
     """The text that is shipped (dtprof's own documentation), shuffled anew in every epoch by a DistributedSampler."""
 
-    def __init__(self, batch: int, sequence: int, *, seed: int, rank: int, ranks: int) -> None:
+    def __init__(self, batch: int, sequence: int, *, seed: int, rank: int, ranks: int, reshuffle: bool = True) -> None:
+        self.reshuffle = reshuffle
         self.windows = Windows(CORPUS.read_bytes(), sequence)
         self.sampler: DistributedSampler[Tensor] = DistributedSampler(
             self.windows, ranks, rank, shuffle=True, seed=seed, drop_last=True
@@ -72,8 +73,9 @@ class CorpusTokens:
         """The batch of a number, on the host; ``number // per_epoch`` is the epoch."""
         epoch, place = divmod(step, self.per_epoch)
         if epoch != self._epoch:
-            # without set_epoch every epoch would have the same order
-            self.sampler.set_epoch(epoch)
+            # without set_epoch every epoch has the same order
+            if self.reshuffle:
+                self.sampler.set_epoch(epoch)
             self._epoch, self._order = epoch, [int(n) for n in self.sampler]
         return torch.stack([self.windows[n] for n in self._order[place * self.size :][: self.size]])
 
@@ -93,7 +95,8 @@ def make_data(args: argparse.Namespace, rank: int, ranks: int, faults: Faults | 
     """The data that the common options ask for; ``rank`` of ``ranks`` among those with different data. Plants slow_data."""
     data: Batches
     if args.data == "corpus":
-        data = CorpusTokens(args.batch, args.seq, seed=args.seed, rank=rank, ranks=ranks)
+        reshuffle = faults is None or not faults.has("epoch_not_set")
+        data = CorpusTokens(args.batch, args.seq, seed=args.seed, rank=rank, ranks=ranks, reshuffle=reshuffle)
     else:
         data = SyntheticTokens(args.vocabulary, args.batch, args.seq, seed=args.seed, rank=rank)
     return data if faults is None else _Slow(data, faults)

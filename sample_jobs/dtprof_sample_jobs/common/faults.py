@@ -89,20 +89,32 @@ KINDS = {
     ),
     "memory_creep": Kind("rank", "MiB", "RANK keeps MIB more in every step; it has no time truth"),
     "out_of_data": Kind("rank", "count", "RANK has N steps fewer, and joins the others' all-reduces (Join)"),
+    "epoch_not_set": Kind(
+        "all", None, "set_epoch is forgotten: every epoch of the corpus has the order of the first; it has no time truth"
+    ),
+    "clip_before_unscale": Kind(
+        "all", None, "gradients are clipped while they are scaled: all but 1/scale of them is cut off; it has no time truth"
+    ),
+    "fp16_overflow": Kind(
+        "all",
+        "count",
+        "every Nth step has an infinite gradient: the scaler skips the update and halves the scale",
+    ),
     "router_skew": Kind(
         "expert", "share", "SHARE of the tokens of every layer choose EXPERT, the others do not, whatever the router says"
     ),
     "unbalanced_split": Kind(
-        "all", None, "a rank of c has one part of the sequence, not two: the last one attends (2c - 1) / c times as long as the mean"
+        "all", None, "each of c ranks has one part of the sequence, not two: the last attends (2c - 1) / c times the mean"
     ),
     "tp_across_nodes": Kind(
         "all", None, "ranks of tensor parallelism lie as far apart as the mesh allows: their messages go between hosts"
     ),
     "slow_link": Kind("rank", "rate", "what RANK sends leaves at RATE; only in the lab"),
 }
+SCALED = ("clip_before_unscale", "fp16_overflow")
 COMMON = (
     "slow_rank", "slow_backward", "slow_data", "slow_host", "gc", "barrier_every_step", "checkpoint_stall", "late_collective",
-    "memory_creep", "slow_link",
+    "memory_creep", "epoch_not_set", "slow_link",
 )  # fmt: skip
 
 
@@ -171,6 +183,7 @@ class Faults:
         self._mine = [f for f in faults if (where := KINDS[f.kind].where) not in here or here[where] == f.where]
         self._heap: list[Any] = []
         self._kept: list[Tensor] = []
+        self._updates = 0
 
     def has(self, kind: str) -> bool:
         """Is there such a fault, on any rank?"""
@@ -207,6 +220,12 @@ class Faults:
     def stalls(self, step: int) -> bool:
         """Does this step end with the checkpoint of a checkpoint_stall, on this rank or, for all wait, on another?"""
         return self.has("checkpoint_stall") and step % CHECKPOINT_EVERY == CHECKPOINT_EVERY - 1
+
+    def overflows(self) -> bool:
+        """Does the gradient of this step overflow? To be asked once per step."""
+        every = self.amount("fp16_overflow")
+        self._updates += 1
+        return every is not None and self._updates % round(every) == 0
 
     def in_data(self) -> None:
         """Called inside the data phase: slow_data."""

@@ -8,6 +8,7 @@ started.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import sys
@@ -16,16 +17,17 @@ from typing import NoReturn
 
 import torch
 
-from dtprof.errors import InputError
+from dtprof.errors import InputError, MissingExtra
 from dtprof.session.core import parse_capture
-from dtprof_sample_jobs.common import recompute
+from dtprof_sample_jobs.common import offload, recompute
 from dtprof_sample_jobs.common.data import windows_per_rank
 from dtprof_sample_jobs.common.emulate import Emulation, emulation
 from dtprof_sample_jobs.common.faults import COMMON, KINDS, check_faults, fault_option
 from dtprof_sample_jobs.common.model import ATTENTION
 from dtprof_sample_jobs.common.update import OPTIMIZERS
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+LR_SCALINGS = ("none", "linear", "sqrt")
 
 
 class JobParser(argparse.ArgumentParser):
@@ -54,11 +56,20 @@ def common_parser(name: str, doc: str | None, faults: Sequence[str] = COMMON) ->
     add("--vocabulary", type=positive, default=1024, help="tokens in the vocabulary (1024)")
     add("--data", choices=("synthetic", "corpus"), default="synthetic", help="random tokens, or the bytes of a small text")
     add("--emulate", type=emulated, metavar="FILE", help="layers that sleep, by a .toml file or uniform, small, head")
-    add("--precision", choices=PRECISIONS, default="fp32", help="of the computation: fp32, tf32 (GPUs), bf16 (autocast)")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="fp32, tf32 (GPUs), bf16 (autocast), fp16 (with loss scaling) or fp8 (GPUs, torchao)",
+    )
+    offload.add_options(made)
     add("--checkpointing", choices=recompute.MODES, default="none", help="activations computed again in backward (none)")
     add("--attention", choices=ATTENTION, default="sdpa", help="torch's fused attention, or written out (sdpa)")
     add("--optimizer", choices=tuple(OPTIMIZERS), help="adamw or sgd (adamw; sgd with --emulate)")
     add("--lr", type=number, metavar="RATE", help="learning rate (3e-4 for adamw, 0.1 for sgd)")
+    add("--lr-scaling", choices=LR_SCALINGS, default="none", help="scale the rate by the step's batch, or its root (none)")
+    add("--base-batch", type=positive, metavar="N", help="sequences per step for which the rate is meant, with --lr-scaling")
+    add("--warm-up", type=int, default=0, metavar="N", help="steps over which the rate rises to its full height (0)")
     add("--clip", type=number, metavar="NORM", help="clip the gradients to this norm")
     add("--seed", type=seed, default=0, help="seed of model and data (0)")
     forms = ", ".join(KINDS[kind].form(kind) for kind in faults) or "nothing: this job has no faults"
@@ -120,8 +131,16 @@ def check_common(args: argparse.Namespace, ranks: int, stages: int = 1, data_ran
         raise InputError(f"--dim {args.dim} is no multiple of --heads {args.heads}", "every head has the same width")
     if args.clip is not None and not args.clip > 0:
         raise InputError(f"--clip {args.clip} is no norm", "give more than 0")
+    if (args.lr_scaling != "none") != (args.base_batch is not None):
+        raise InputError("--lr-scaling and --base-batch need each other", "give both, or none")
+    if args.warm_up < 0:
+        raise InputError(f"--warm-up {args.warm_up} is no number of steps", "give 0 or more")
+    check_precision(args)
+    offload.check_offload(args)
     if args.precision == "tf32" and not torch.cuda.is_available():
         raise InputError("--precision tf32 needs a CUDA device", "use fp32 or bf16 here")
+    if args.data != "corpus" and any(f.kind == "epoch_not_set" for f in args.inject):
+        raise InputError("--inject epoch_not_set needs data with epochs", "add --data corpus")
     if args.data == "corpus" and args.vocabulary < 256:
         raise InputError(f"--vocabulary {args.vocabulary} is too small for the bytes of a text", "give 256 or more")
     if args.data == "corpus" and (least := windows_per_rank(args.seq, data_ranks or ranks)) < args.batch:
@@ -129,6 +148,35 @@ def check_common(args: argparse.Namespace, ranks: int, stages: int = 1, data_ran
             f"the corpus has {least} sequences of {args.seq} tokens for each rank, not --batch {args.batch}",
             "give a smaller --batch or --seq",
         )
+
+
+REFUSABLE: dict[str, Callable[[argparse.Namespace], bool]] = {
+    "fp16": lambda args: args.precision == "fp16",
+    "fp8": lambda args: args.precision == "fp8",
+    "--warm-up": lambda args: args.warm_up > 0,
+    "--offload-activations": lambda args: args.offload_activations is not None,
+    "--offload-states": lambda args: args.offload_states is not None,
+    "--offload-parameters": lambda args: args.offload_parameters is not None,
+}
+
+
+def refuse(args: argparse.Namespace, job: str, **why: str) -> None:
+    """InputError for common options that a job cannot have: ``fp16="…"``, ``offload_states="…"`` say why not."""
+    for option, asked in REFUSABLE.items():
+        reason = why.get(option.removeprefix("--").replace("-", "_"))
+        if reason is not None and asked(args):
+            raise InputError(f"{option} cannot be had in {job}: {reason}", "leave it out")
+
+
+def check_precision(args: argparse.Namespace) -> None:
+    """InputError where the precision, or a fault of it, cannot be had here; MissingExtra for torchao."""
+    for kind in ("clip_before_unscale", "fp16_overflow"):
+        if any(f.kind == kind for f in args.inject) and args.precision != "fp16":
+            raise InputError(f"--inject {kind} needs a scaled loss", "add --precision fp16")
+    if args.precision == "fp8" and not torch.cuda.is_available():
+        raise InputError("--precision fp8 needs a CUDA device of compute capability 8.9 or more", "use bf16 here")
+    if args.precision == "fp8" and importlib.util.find_spec("torchao") is None:
+        raise MissingExtra("--precision fp8 needs torchao", "pip install torchao")
 
 
 def check_folder(option: str, folder: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import json
 import os
 import random
@@ -12,19 +13,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 import dtprof
+from dtprof_sample_jobs.common import offload
 from dtprof_sample_jobs.common.emulate import Emulated
 from dtprof_sample_jobs.common.faults import Faults
 from dtprof_sample_jobs.common.flops import flops_per_token, mfu
 from dtprof_sample_jobs.common.mesh import Mesh
 from dtprof_sample_jobs.common.model import GPT
+from dtprof_sample_jobs.common.offload import offload_activations, offload_parameters, offload_states
 from dtprof_sample_jobs.common.recompute import recompute
+from dtprof_sample_jobs.common.update import schedule
 from dtprof_sample_jobs.lab.spec import lab_knob
 
 
@@ -85,15 +90,47 @@ def make_model(args: argparse.Namespace, device: torch.device) -> GPT | Emulated
         model = Emulated(args.emulate, args.vocabulary)
     else:
         model = GPT(args.vocabulary, args.layers, args.dim, args.heads, args.seq, args.attention)
+    if args.precision == "fp8":
+        fp8_matmuls(model.blocks)
     recompute(model.blocks, args.checkpointing)
+    if args.offload_activations:
+        offload_activations(model.blocks, args.offload_activations)
     return model.to(device)
 
 
+def equip(blocks: nn.ModuleList, optimizer: torch.optim.Optimizer, args: argparse.Namespace, sequences: int) -> None:
+    """The learning rate's schedule for ``sequences`` per step of all ranks, and offloading, as the common options ask.
+
+    To be called when the parameters have been wrapped, moved and loaded.
+    """
+    schedule(optimizer, args, sequences)
+    if args.offload_states:
+        offload_states(optimizer, args.offload_states)
+    if args.offload_parameters:
+        offload_parameters(blocks, optimizer, args.offload_parameters)
+
+
+def fp8_matmuls(blocks: nn.ModuleList) -> None:
+    """Linear layers of the blocks whose sizes allow it (multiples of 16) multiply in float8, by torchao."""
+    convert: Any = importlib.import_module("torchao.float8").convert_to_float8_training
+
+    def wide(module: nn.Module, _name: str) -> bool:
+        return isinstance(module, nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
+
+    convert(blocks, module_filter_fn=wide)
+
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+
+
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """What the forward pass (the loss included) runs in: autocast for bf16; TF32 is a global switch, set here."""
+    """What the forward pass (the loss included) runs in: autocast for bf16, fp16 and what fp8 leaves; TF32 is a global switch,
+    set here.
+    """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+    dtype = _AUTOCAST.get(precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def train(
@@ -137,6 +174,7 @@ def train(
             loss = step(k)
             if faults is not None:
                 faults.end_of_step(k, me.device)
+            offload.record()
             if loss is not None:
                 losses.append(loss.detach())
             on_host = loss is not None and loss.device.type == "cpu"
@@ -150,6 +188,7 @@ def train(
             if k == first:
                 began = _now(me.device)
     seconds = _now(me.device) - began
+    offload.forget()
     if args.losses:
         write_losses(args.losses, me.rank, losses)
     if me.rank == 0 and count:
