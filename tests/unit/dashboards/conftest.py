@@ -14,7 +14,7 @@ from dtprof.run import write_manifest, write_tables
 from tests.unit.shapes import SHAPES
 from tests.unit.shapes.build import matched
 
-APP = Path(__file__).parents[3] / "dashboards" / "dtprof_dashboards" / "app.py"
+APP = Path(__file__).parents[3] / "dashboards" / "dtprof_dashboards" / "serve" / "app.py"
 
 
 def write_run(run, folder):
