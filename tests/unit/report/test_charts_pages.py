@@ -1,0 +1,178 @@
+"""Figures of the pages: lengths are true to their numbers, nothing is drawn twice, names stay text."""
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dtprof.analyse.results import ACCOUNTING
+from dtprof.report import svg
+from dtprof.report.charts import matrix, memory, moved, overlap, pipeline, plain_bars, predicted, sizes, steps
+from dtprof.report.pace import StepBar, bars, goodput, median_of, throughput
+from tests.unit.report.build import MS, eight_ranks, operation, two_gloo
+
+EVIL = "<b>&\"'"
+
+
+def rects(figure, paint):
+    """(x, y, width, height) of the marks in this paint."""
+    root = ET.fromstring(figure)
+    return [tuple(float(r.get(k)) for k in ("x", "y", "width", "height")) for r in root.iter("rect") if r.get("fill") == paint]
+
+
+def parts(**ms):
+    return dict.fromkeys(ACCOUNTING, 0) | {f"{k}_ns": int(v * MS) for k, v in ms.items()}
+
+
+def some_steps(count=12):
+    return [StepBar(i, 30 * MS, "train", parts(compute=20, comm_wait=10)) for i in range(count)]
+
+
+def test_columns_are_as_high_as_their_steps():
+    found = [*some_steps(), StepBar(12, 60 * MS, "train", None)]
+    figure = steps.steps_figure(found, 30.0 * MS, 800.0, chosen=3)
+    compute, wait, grey = (rects(figure, svg.fill(k)) for k in ("compute_ns", "comm_wait_ns", "idle_other_ns"))
+    assert compute[0][3] / wait[0][3] == pytest.approx(2, rel=0.03)
+    assert max(g[3] for g in grey) == pytest.approx(compute[0][3] + wait[0][3] + compute[0][3] + wait[0][3], rel=0.03)
+
+
+def test_many_steps_become_a_line():
+    root = ET.fromstring(steps.steps_figure(some_steps(steps.MANY + 1), 30.0 * MS, 800.0))
+    line = root.find("polyline")
+    assert len(line.get("points").split()) == steps.MANY + 1
+
+
+def test_every_step_of_a_rank_is_its_accounting():
+    facts = two_gloo()
+    found = bars(facts, 1)
+    assert [b.step for b in found] == [5, 6, 7, 8, 9]
+    assert all(sum(b.parts.values()) == b.dur_ns for b in found)
+    assert median_of(found) == found[0].dur_ns
+    assert bars(facts, 7) == []
+
+
+def test_a_slow_step_is_named_with_what_made_it_slow(monkeypatch):
+    facts = two_gloo()
+    account = facts.accounting.parts[0]
+    slow = replace(
+        account.steps[2],
+        dur_ns=account.steps[2].dur_ns + 40 * MS,
+        accounting={**account.steps[2].accounting, "idle_input_ns": account.steps[2].accounting["idle_input_ns"] + 40 * MS},
+    )
+    changed = replace(account, steps=(*account.steps[:2], slow, *account.steps[3:]))
+    found = bars(replace(facts, accounting=replace(facts.accounting, parts=(changed, facts.accounting.parts[1]))), 0)
+    assert [b.step for b in found if b.slow] == [7]
+    assert found[2].cause.replace("\u00a0", " ") == "idle: input 40.0 ms longer"
+
+
+def test_pace_is_none_where_nothing_was_recorded():
+    facts = two_gloo()
+    assert throughput(facts) is None and goodput(facts) is None
+
+
+def test_tokens_and_time_in_steps():
+    facts = two_gloo()
+    tables = dict(facts.run.store._tables)
+    for rank in (0, 1):
+        tables["steps", rank] = tables["steps", rank].with_columns(tokens=[1000] * 5)
+    facts.run.store._tables.update(tables)
+    for part in facts.run.parts:
+        part.extra = {"started_ns": 10**18, "ended_ns": 10**18 + 780 * MS}
+    found = throughput(facts)
+    assert (found.unit, found.per_step) == ("tokens", 2000)
+    assert found.per_second == pytest.approx(2000 / 0.078)
+    assert goodput(facts).share == pytest.approx(0.5)
+
+
+def test_the_matrix_is_darker_where_there_is_more():
+    levels = [matrix.log_level(v, 1000) for v in (0, 1, 10, 100, 1000)]
+    assert levels == sorted(levels) and levels[0] == 0 and levels[-1] == 1
+    cells = [matrix.Cell(0.5, "5", EVIL), matrix.Cell(None, "last", "nobody")]
+    root = ET.fromstring(matrix.matrix_figure([(EVIL, cells)], [EVIL, "x"], "comm_wait_ns", 400.0, EVIL, [EVIL]))
+    painted = [r for r in root.iter("rect") if r.get("fill") == svg.fill("comm_wait_ns")]
+    assert [r.get("fill-opacity") for r in painted] == ["0.30"]
+    assert root.get("aria-label") == EVIL
+
+
+def test_bars_are_in_proportion():
+    found = [plain_bars.Bar("a", 30.0, "30"), plain_bars.Bar(EVIL, 10.0, "10", paint="var(--copy)")]
+    figure = plain_bars.bars_figure(found, "var(--wait)", 500.0, "bars")
+    assert rects(figure, "var(--wait)")[0][2] == pytest.approx(3 * rects(figure, "var(--copy)")[0][2], rel=0.01)
+
+
+def test_a_line_through_exact_points_is_found_again():
+    made = [
+        operation(i, "all_reduce", "", size, 5 + i, round(20 + size / 20_000), (0, 5))
+        for i, size in enumerate((1_000_000, 2_000_000, 8_000_000))
+    ]
+    (fit,) = sizes.fits(made)
+    assert fit.alpha_ns == pytest.approx(20_000, rel=1e-6) and fit.gb_s == pytest.approx(20, rel=1e-6)
+    assert fit.points == 3
+    root = ET.fromstring(sizes.sizes_figure(sizes.known(made), [fit], 700.0))
+    assert len(list(root.iter("circle"))) == 3
+
+
+def test_one_size_gives_no_line_and_unknown_sizes_no_point():
+    same = [operation(i, "all_reduce", "", 1000, 5 + i, 20, (0, 5)) for i in range(3)]
+    assert sizes.fits(same) == []
+    assert sizes.known([operation(0, "all_reduce", "", 1000, 5, 20, (0, 5), bytes_known="unknown")]) == []
+
+
+def test_lanes_lie_where_they_ran():
+    lanes = (overlap.Lane("bucket 0", 1000, 10 * MS, 20 * MS, 50 * MS), overlap.Lane(EVIL, None, 60 * MS, None, None))
+    found = overlap.Lanes("rank 0", 100 * MS, (5 * MS, 40 * MS), lanes)
+    assert found.exposed_ns == 10 * MS
+    figure = overlap.overlap_figure(found, 900.0)
+    wait, move = rects(figure, svg.fill("comm_wait_ns"))[0], rects(figure, svg.fill("comm_transfer_ns"))[0]
+    assert move[2] == pytest.approx(3 * wait[2], rel=0.01) and wait[0] + wait[2] == pytest.approx(move[0], abs=0.1)
+    assert overlap.Lanes("rank 0", 100, None, lanes).exposed_ns == 0
+
+
+def test_passes_lie_where_they_ran_and_the_bubble_sums():
+    boxes = [pipeline.Box("F", 0, 0, 0.0, 10.0 * MS), pipeline.Box("B", 0, 0, 20.0 * MS, 40.0 * MS)]
+    figure = pipeline.grid_figure([("rank 0", boxes)], 50.0 * MS, 100.0 * MS, 900.0, 80.0, simulated=True)
+    forward, backward = rects(figure, svg.fill("compute_ns"))
+    assert backward[2] + 1 == pytest.approx(2 * (forward[2] + 1), rel=0.02)
+    (whole,) = rects(figure, svg.fill("comm_wait_ns"))
+    assert whole[2] == pytest.approx(5 * (forward[2] + 1), rel=0.02)
+    bubble = pipeline.Bubble("rank 0", 30.0, 5.0, 10.0, 5.0)
+    assert bubble.total == 50
+    ET.fromstring(pipeline.bubble_figure([bubble], 800.0))
+
+
+@pytest.mark.parametrize("count", [2, 50, 5000])
+def test_the_level_keeps_its_peak_however_many_readings(count):
+    ts = np.arange(count, dtype=np.int64) * MS
+    held = np.full(count, 1 << 20, np.int64)
+    held[count // 2] = 5 << 20
+    figure = memory.level_figure(ts, held, [(int(ts[0]), "step 1")], 900.0, EVIL)
+    root = ET.fromstring(figure)
+    heights = [float(p.split(",")[1]) for p in root.find("polygon").get("points").split()]
+    assert min(heights) == pytest.approx(float(root.find("circle").get("cy")), abs=0.01)
+    assert "peak 5.00 MiB" in "".join(root.itertext()).replace("\u00a0", " ")
+
+
+def test_predicted_beside_measured_share_an_axis():
+    rows = [
+        predicted.Beside("measured now", "", 100.0 * MS, parts(compute=80, comm_transfer=20)),
+        predicted.Beside("predicted", EVIL, 90.0 * MS, None, (85.0 * MS, 95.0 * MS)),
+    ]
+    figure = predicted.beside_figure(rows, 800.0)
+    (compute,), (whole,) = rects(figure, svg.fill("compute_ns")), rects(figure, svg.fill("idle_other_ns"))
+    assert whole[2] + 1 == pytest.approx(90 / 80 * (compute[2] + 1), rel=0.01)
+    points = [predicted.Point(str(v), v * MS, (v - 1) * MS, (v + 1) * MS) for v in (10, 20, 30)]
+    root = ET.fromstring(predicted.range_figure(points, 1, 20.0 * MS, 700.0, "ddp.bucket_cap_mb"))
+    assert len(list(root.iter("circle"))) == 3
+
+
+def test_what_moved_points_where_it_went():
+    keys = dict.fromkeys(ACCOUNTING, (0, 0)) | {"compute_ns": (10 * MS, 14 * MS), "comm_wait_ns": (9 * MS, 7 * MS)}
+    figure = moved.moved_figure(keys, 800.0)
+    longer, less = rects(figure, svg.fill("compute_ns"))[0], rects(figure, svg.fill("comm_wait_ns"))[0]
+    assert longer[2] == pytest.approx(2 * less[2], rel=0.01)
+    assert less[0] + less[2] == pytest.approx(longer[0], abs=0.1)
+
+
+def test_a_step_that_the_capture_cuts_is_no_column():
+    assert bars(eight_ranks(), 3) == []
