@@ -67,16 +67,17 @@ def simulate(
     A collective begins when all ranks have handed it over and a worker is free, in the order of the buckets. With ``view``
     gradients lie in the buckets, and nothing is copied. Where less than all travels (``wire`` below 1) a bucket is converted
     before, by the thread that hands it over, and back after, each at the price of a copy. ``busy``: how many times longer a
-    transfer takes while a rank still computes; ``extra``: ns that each takes in a job beside what the cost says; ``drag``: by
-    how much of itself computing takes longer while something moves.
+    transfer takes while a rank still computes; ``extra``: ns that each takes in a job beside what the cost says, before it
+    moves anything, so that another one may move meanwhile; ``drag``: by how much of itself computing takes longer while
+    something moves.
     """
     held = [sum(sizes[i] for i in bucket) for bucket in buckets]
     need = np.array([needs(rank, sizes, buckets, view, wire < 1) for rank in ranks])
     total = np.array([float(rank.ready.max()) for rank in ranks])
     total = np.maximum(total, need.max(axis=1))
     back = max(rank.copy for rank in ranks) if wire < 1 else 0.0
-    after = [b * back + extra / busy for b in held]
-    run = _Running(need, total, [b * wire for b in held], cost, after, busy, drag)
+    before = [b * back + extra for b in held]
+    run = _Running(need, total, [b * wire for b in held], cost, before, busy, drag)
     begin, end, launched, computed = run.through()
     synced = np.array([_finish(rank, float(computed[i]), end, held, view) for i, rank in enumerate(ranks)])
     ends = synced + np.array([rank.tail for rank in ranks])
@@ -125,17 +126,18 @@ class _Running:
         total: Floats,
         held: Sequence[float],
         cost: CostTable,
-        after: Sequence[float],
+        before: Sequence[float],
         busy: float,
         drag: float,
     ) -> None:
-        self.after, self.busy, self.drag = after, busy, drag
+        self.before, self.busy, self.drag = before, busy, drag
         self.need, self.total, self.held, self.cost = need, total, held, cost
         self.ranks, self.count = need.shape
         self.done = np.zeros(self.ranks)
         self.launched = np.full(need.shape, np.inf)
         self.begin, self.end = np.full(self.count, np.inf), np.full(self.count, np.inf)
         self.computed = np.full(self.ranks, np.inf)
+        self.idle: dict[int, float] = {}
         self.left: dict[int, float] = {}
         self.queue = 0
         self.now = 0.0
@@ -157,16 +159,20 @@ class _Running:
 
     def _begin(self) -> None:
         while self.queue < self.count and len(self.left) < WORKERS and np.isfinite(self.launched[:, self.queue]).all():
-            self.left[self.queue] = self.cost.alone(self.held[self.queue]) + self.after[self.queue]
+            self.left[self.queue] = self.cost.alone(self.held[self.queue])
+            if self.before[self.queue] > 0:
+                self.idle[self.queue] = self.before[self.queue]
             self.begin[self.queue] = self.now
             self.queue += 1
 
     def _speeds(self) -> dict[int, float]:
+        """What of each transfer that moves is done per ns."""
         pace = 1 / self.busy if np.isinf(self.computed).any() else 1.0
-        if len(self.left) < 2:
-            return dict.fromkeys(self.left, pace)
-        smallest = min(self.held[k] for k in self.left)
-        return dict.fromkeys(self.left, pace / self.cost.slowdown(smallest))
+        moving = [k for k in self.left if k not in self.idle]
+        if len(moving) < 2:
+            return dict.fromkeys(moving, pace)
+        smallest = min(self.held[k] for k in moving)
+        return dict.fromkeys(moving, pace / self.cost.slowdown(smallest))
 
     def _next(self) -> float:
         """Time to the next event; infinite where nothing is left."""
@@ -174,7 +180,8 @@ class _Running:
         goals = np.where(np.isinf(self.launched), self.need, np.inf).min(axis=1)
         goals = np.where(np.isfinite(goals), goals, np.where(np.isinf(self.computed), self.total, np.inf))
         waits = goals - self.done
-        return float(min([*(waits / self._pace).tolist(), *(self.left[k] / moving[k] for k in self.left)]))
+        ahead = [*(self.left[k] / moving[k] for k in moving), *self.idle.values()]
+        return float(min([*(waits / self._pace).tolist(), *ahead]))
 
     @property
     def _pace(self) -> float:
@@ -186,8 +193,12 @@ class _Running:
         step = max(step, 0.0)
         self.now += step
         self.done = np.minimum(self.done + step * self._pace, np.maximum(self.total, self.need.max(axis=1)))
-        for number in list(self.left):
-            self.left[number] -= step * moving[number]
+        for number in list(self.idle):
+            self.idle[number] -= step
+            if self.idle[number] <= _EPSILON:
+                del self.idle[number]
+        for number, speed in moving.items():
+            self.left[number] -= step * speed
             if self.left[number] <= _EPSILON:
                 del self.left[number]
                 self.end[number] = self.now

@@ -72,10 +72,14 @@ def _meetings(run: Run, builder: Builder, threads: list[Threads]) -> dict[int, d
 
 
 def _messages(run: Run, builder: Builder, threads: list[Threads], out: dict[int, dict[int, int]]) -> None:
-    """The meetings of a send with its receive, in order between two ranks; none between two whose numbers of them differ."""
+    """The meetings of a send with its receive, in order between two ranks; none between two whose numbers of them differ.
+
+    Both are there from their calls on: gloo's own spans begin when the message may already have left.
+    """
     sent: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     asked: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    spans = {t.nodes.part: (t.nodes.ts, t.nodes.end) for t in threads}
+    there = {(t.nodes.part, op.row): int(t.nodes.ts[op.call]) for t in threads for op in t.operations}
+    over = {t.nodes.part: t.nodes.end for t in threads}
     for t in threads:
         comm, rank = run.table("comm", t.nodes.part), t.nodes.rank
         if rank is None:
@@ -87,8 +91,9 @@ def _messages(run: Run, builder: Builder, threads: list[Threads], out: dict[int,
                 asked[peer, rank].append((t.nodes.part, event))
     matched = [(found, asked[ends]) for ends, found in sent.items() if len(found) == len(asked[ends])]
     pairs = [pair for both in matched for pair in zip(*both, strict=True)]
-    begins = [max(int(spans[part][0][row]) for part, row in pair) for pair in pairs]
-    takes = [min(int(spans[part][1][row]) for part, row in pair) - begin for pair, begin in zip(pairs, begins, strict=True)]
+    pairs = [pair for pair in pairs if all(end in there for end in pair)]
+    begins = [max(there[end] for end in pair) for pair in pairs]
+    takes = [min(int(over[part][row]) for part, row in pair) - begin for pair, begin in zip(pairs, begins, strict=True)]
     usual = max(int(np.quantile(takes, _MESSAGE_QUANTILE)), 0) if takes else 0
     for pair, begin, took in zip(pairs, begins, takes, strict=True):
         node = builder.node(NodeKind.MEET, -1, -1, -1, begin, min(usual, max(took, 0)))
