@@ -176,11 +176,11 @@ def test_torchs_own_ring_is_refused_where_it_cannot_train(monkeypatch):
 
 
 def operators(run, rank):
-    """Emulated computing of a rank: a cover of its operators, and their time per captured step, in ms."""
+    """Emulated computing of a rank: a cover of its operators, and the least of their time in a captured step, in ms."""
     events = run.table("events", rank)
     rows = events.take(events.is_("name", "dtprof_lab::forward", "dtprof_lab::backward_input") & (events["step"] >= 0))
-    steps = len(set(rows["step"].tolist()))
-    return intervals.union(rows["ts"], rows["ts"] + rows["dur"]), rows["dur"].sum() / 1e6 / steps
+    least = np.bincount(rows["step"], weights=rows["dur"] / 1e6)[np.unique(rows["step"])].min()
+    return intervals.union(rows["ts"], rows["ts"] + rows["dur"]), least
 
 
 def shortest(run, rank, name):
@@ -192,7 +192,7 @@ def shortest(run, rank, name):
 @pytest.mark.slow
 def test_an_unbalanced_split_takes_the_last_rank_half_as_long_again(run, scripts, tmp_path):
     """(2c - 1) / c of the mean, with two ranks 3/2; --block-ms is of the whole sequence, and twice in backward."""
-    words = [*SMALL, "--steps", "8", "--capture", "2:7", "--block-ms", "60"]
+    words = [*SMALL, "--steps", "8", "--capture", "2:7", "--block-ms", "120"]
     faults = {"healthy": [], "unbalanced": ["--inject", "unbalanced_split=all"]}
     plan = [
         {"name": n, "module": "dtprof_sample_jobs.context_parallel", "words": [*words, *w, "--out", str(tmp_path / n)]}
@@ -201,19 +201,19 @@ def test_an_unbalanced_split_takes_the_last_rank_half_as_long_again(run, scripts
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     run(2, [str(scripts / "jobs_in_turn.py"), str(tmp_path / "plan.json")])
     healthy, unbalanced = (dtprof.open_run(tmp_path / name) for name in faults)
-    mean = SIZE["layers"] * 3 * 60 / 2
+    mean = SIZE["layers"] * 3 * 120 / 2
     assert [operators(healthy, rank)[1] for rank in range(2)] == pytest.approx([mean, mean], rel=0.1)
     assert [operators(unbalanced, rank)[1] for rank in range(2)] == pytest.approx([mean / 2, mean * 3 / 2], rel=0.1)
     for name, share in (("forward", 1), ("backward", 2)):
         more = shortest(unbalanced, 1, name) - shortest(healthy, 1, name)
         print(f"{name}: {more:.1f} ms more than {shortest(healthy, 1, name):.1f} ms")
-        assert more == pytest.approx(SIZE["layers"] * share * 60 / 4, rel=0.1)
+        assert more == pytest.approx(SIZE["layers"] * share * 120 / 4, rel=0.1)
 
 
 @pytest.mark.slow
 def test_messages_of_the_ring_are_hidden_behind_computing(tmp_path):
-    """20 ms of computing per turn, and messages of 20 ms: 320 KB at 100 mbit/s, of which 70 KB pass unshaped."""
-    sizes = {"steps": 7, "layers": 2, "batch": 8, "seq": 160, "dim": 64, "vocabulary": 64, "capture": "2:6", "block-ms": 80}
+    """30 ms of computing per turn, and messages of 20 ms: 320 KB at 100 mbit/s, of which 70 KB may pass unshaped."""
+    sizes = {"steps": 7, "layers": 2, "batch": 8, "seq": 160, "dim": 64, "vocabulary": 64, "capture": "2:6", "block-ms": 120}
     size = [word for option, n in sizes.items() for word in (f"--{option}", str(n))]
     forward, hidden = {}, {}
     for name, words in (("overlap", []), ("none", ["--no-overlap"])):
@@ -231,5 +231,5 @@ def test_messages_of_the_ring_are_hidden_behind_computing(tmp_path):
     print(f"hidden {hidden}, forward {forward} ms")
     assert hidden["overlap"] > 0.5
     assert hidden["none"] < 0.05
-    # per block one message of 20 ms hides behind one turn of 20 ms
-    assert forward["none"] - forward["overlap"] == pytest.approx(2 * 20, rel=0.3)
+    # per block one message hides behind one turn
+    assert 2 * 20 * 0.7 < forward["none"] - forward["overlap"] < 2 * 26 * 1.3
