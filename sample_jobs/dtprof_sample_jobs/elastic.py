@@ -104,6 +104,7 @@ def run(args: argparse.Namespace, me: World) -> None:
         with dtprof.annotate("data"):
             tokens = data.batch(k).to(me.device, non_blocking=True)
         with dtprof.annotate("forward"), autocast(args.precision, me.device):
+            checkpoints.plan()
             loss: Tensor = module(tokens)
         if killed(args, me, k):
             os.kill(os.getpid(), signal.SIGKILL)

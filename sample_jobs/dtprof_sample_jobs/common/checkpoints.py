@@ -38,7 +38,7 @@ class Checkpoints:
     """Saves and loads; every method is called by all ranks together.
 
     ``mode``: in the step (sync), by a thread (async) or by a process of its own (process), which copy the state first.
-    ``gil_ns``: planted, the thread of each save keeps Python's lock for so long.
+    ``gil_ns``: planted, a thread of each save keeps Python's lock for so long as the next step begins.
     """
 
     def __init__(self, folder: Path, every: int, mode: str, gil_ns: int = 0) -> None:
@@ -46,6 +46,7 @@ class Checkpoints:
         # the saving thread must not mix its collectives with those of training
         self.group = dist.new_group(backend="gloo", group_desc="checkpoint")
         self.pending: Future[Any] | None = None
+        self._to_plan = False
         folder.mkdir(parents=True, exist_ok=True)
         self._progress = os.open(folder / "progress", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.reached = int(os.pread(self._progress, 20, 0) or -1)
@@ -71,11 +72,16 @@ class Checkpoints:
             pending = async_save(states, checkpoint_id=path, process_group=group, async_checkpointer_type=kind)
             assert isinstance(pending, Future)
             self.pending = pending
-        if self.gil_ns:
-            threading.Thread(target=hold_gil, args=(self.gil_ns,)).start()
+        self._to_plan = self.gil_ns > 0
         if dist.get_rank() == 0:
             for old in list(found_in(self.folder).values())[:-KEPT]:
                 shutil.rmtree(old)
+
+    def plan(self) -> None:
+        """Planted: as the forward pass after a save begins, its thread takes Python's lock."""
+        if self._to_plan:
+            self._to_plan = False
+            threading.Thread(target=hold_gil, args=(self.gil_ns,)).start()
 
     def wait(self) -> None:
         """Until the save that is under way has ended."""
