@@ -16,6 +16,8 @@ from dtprof.model.ddp.observe import Floats
 
 WORKERS = 2
 _EPSILON = 1e-3
+# what sends less converts a bucket and then divides it, each a pass over it (default_hooks.py, _compress_hook)
+_COMPRESS = 2.0
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ def simulate(
 
     A collective begins when all ranks have handed it over and a worker is free, in the order of the buckets. With ``view``
     gradients lie in the buckets, and nothing is copied. Where less than all travels (``wire`` below 1) a bucket is converted
-    before, by the thread that hands it over, and back after, each at the price of a copy. ``busy``: how many times longer a
-    transfer takes while a rank still computes; ``extra``: ns that each takes in a job beside what the cost says, before it
-    moves anything, so that another one may move meanwhile; ``drag``: by how much of itself computing takes longer while
-    something moves.
+    and divided before, by the thread that hands it over, and converted back after, each at the price of a copy. ``busy``: how
+    many times longer a transfer takes while a rank still computes; ``extra``: ns that each takes in a job beside what the
+    cost says, before it moves anything, so that another one may move meanwhile; ``drag``: by how much of itself computing
+    takes longer while something moves.
     """
     held = [sum(sizes[i] for i in bucket) for bucket in buckets]
     need = np.array([needs(rank, sizes, buckets, view, wire < 1) for rank in ranks])
@@ -103,7 +105,7 @@ def needs(rank: RankWork, sizes: Sequence[int], buckets: Sequence[Sequence[int]]
     extra = 0.0
     for bucket in buckets:
         last = max(bucket, key=lambda i: rank.ready[i])
-        extra += rank.per_op + (rank.copy * sum(sizes[i] for i in bucket) if convert else 0)
+        extra += rank.per_op + (_COMPRESS * rank.copy * sum(sizes[i] for i in bucket) if convert else 0)
         at = float(rank.ready[last]) + (0 if view else rank.copy * sizes[last]) + extra
         out.append(max(at, out[-1]) if out else at)
     return out

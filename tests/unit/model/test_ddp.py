@@ -81,11 +81,11 @@ class TestGloo:
         found = simulate([work(1, 2, 3, per_op=2 * MS)], [1, 1, 1], [[0], [1], [2]], line(alpha=0, per_mib=0))
         assert found.computed.tolist() == [9 * MS]
 
-    def test_half_the_bytes_are_half_the_bandwidth_and_two_conversions(self):
+    def test_half_the_bytes_are_half_the_bandwidth_a_division_and_two_conversions(self):
         copy = 1 * MS / MIB
         found = simulate([work(0, copy=copy)], [MIB], [[0]], line(alpha=0), wire=0.5)
-        assert found.begin[0] == pytest.approx(2 * MS)
-        assert found.end[0] == pytest.approx(8 * MS)
+        assert found.begin[0] == pytest.approx(3 * MS)
+        assert found.end[0] == pytest.approx(9 * MS)
 
     def test_what_moves_is_slower_while_a_rank_computes(self):
         found = simulate([work(0, 12)], [MIB, 1], [[0], [1]], line(alpha=0), busy=2.0)
