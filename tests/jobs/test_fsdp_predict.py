@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import dtprof
 from dtprof.edits import parse_edits
 from dtprof.errors import DtprofError
+from dtprof.launch import construct
 from dtprof.model.whatif import what_if
 from dtprof_sample_jobs.lab.network import lab
 from dtprof_sample_jobs.lab.processes import run_ranks
@@ -111,6 +112,20 @@ def test_the_reference_job_passes_the_gates_or_says_why(run, tmp_path):
         assert "replay of the measured steps" in found.withheld[0]
     else:
         assert found.low_ns <= found.predicted_ns <= found.high_ns
+
+
+def test_fsdp1_has_switches_where_fsdp2_has_depths():
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    arguments = {}
+    construct._replace_sharding(arguments, None, parse_edits(["fsdp.prefetch=1", "fsdp.reshard_after_forward=false"]))
+    assert arguments == {
+        "forward_prefetch": True, "backward_prefetch": fsdp.BackwardPrefetch.BACKWARD_PRE,
+        "sharding_strategy": fsdp.ShardingStrategy.SHARD_GRAD_OP,
+    }  # fmt: skip
+    construct._replace_sharding(arguments, None, parse_edits(["fsdp.prefetch=0"]))
+    assert arguments["forward_prefetch"] is False and arguments["backward_prefetch"] is None
+    with pytest.raises(TypeError, match="one unit ahead"):
+        construct._replace_sharding({}, None, parse_edits(["fsdp.prefetch=2"]))
 
 
 @pytest.mark.slow

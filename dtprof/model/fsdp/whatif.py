@@ -105,9 +105,8 @@ def change_of(edits: Sequence[Edit], seen: SeenFsdp) -> Change | str:
     reshard = values.get("reshard")
     if reshard is not None and not isinstance(reshard, bool):
         if reshard != len(seen.ranks):
-            return (
-                f"fsdp.reshard_after_forward={reshard} shards over fewer ranks than there are, whose gathers were not measured"
-            )
+            n = len(seen.ranks)
+            return f"fsdp.reshard_after_forward={reshard} gathers over {reshard} of {n} ranks, which was not measured"
         values["reshard"] = True
     if values.keys() & {"prefetch", "reshard"} and sum(u.inner and u.bytes > 0 for u in seen.units) < 2:
         return "the job has a single unit: there is nothing to gather ahead of it, or to keep for it"

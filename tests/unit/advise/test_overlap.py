@@ -4,6 +4,8 @@ import pytest
 
 from dtprof.advise.rules.overlap import FsdpPrefetch, Reshard, WrapSize
 from dtprof.analyse import study_of
+from dtprof.cli.tune import best
+from dtprof.cli.whatif import write
 from dtprof.model.fsdp.predict import Change
 from dtprof.model.fsdp.program import Plan
 from dtprof.run import Manifest, MemoryStore, Run
@@ -38,6 +40,11 @@ def test_a_prefetch_is_advised_with_what_the_job_would_gain():
     gain = truth.step(0, Change()).times.length - truth.step(0, Change(prefetch=1)).times.length
     assert finding.prediction.low <= gain / 1e9 <= finding.prediction.high
     assert "set_modules_to_forward_prefetch" in finding.apply and "dtprof verify" in finding.verify
+
+
+def test_tune_takes_it_since_a_launcher_can_apply_it(tmp_path):
+    write(measured()[0], tmp_path / "run")
+    assert best(tmp_path / "run").edit == {"fsdp.prefetch": 1}
 
 
 def test_a_run_that_prefetches_already_is_left_alone():

@@ -1,5 +1,6 @@
 """FSDP2: steps whose exposed time is worked out by hand, and that the model of a run says what the job would have done."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -298,7 +299,7 @@ class TestWhatIf:
         ("edit", "reason"),
         [
             ("fsdp.wrap=2 moe.balance=even", "moe.balance is not part of the model of FSDP2"),
-            ("fsdp.reshard_after_forward=8", "fewer ranks than there are"),
+            ("fsdp.reshard_after_forward=8", "gathers over 8 of 2 ranks"),
         ],
     )
     def test_what_the_model_does_not_hold_is_withheld(self, edit, reason):
@@ -346,6 +347,23 @@ class TestWhatIf:
         run, _ = measured(cost=cost, programs=programs)
         assert "one size" in what_if(run, parse_edits(["fsdp.wrap=2"])).withheld[0]
         assert what_if(run, parse_edits(["fsdp.prefetch=1"])).predicted_ns is not None
+
+    def test_a_calibration_tells_what_one_size_cannot(self, tmp_path):
+        """3 ms of latency in 10: two units as one take 17 ms, in three places."""
+        programs = [program(4, 5, 9, tail=1, call=0.1, op="reduce_scatter")] * 2
+        every = {("gather", "all_gather", SIZE): 10 * MS, ("reduce", "reduce_scatter", SIZE): 10 * MS}
+        early = {key: {} for key in range(3)}
+        cost = Network(2, dict.fromkeys(range(3), every), every, early, 0.0, 20 * MS / SIZE, False, "", 0.0)
+        run, _ = measured(cost=cost, programs=programs, count=4)
+        lines = [
+            {"kind": "collective", "op": op, "n": 2, "bytes": b, "in_flight": 1, "groups": 1,
+             "times_ns": [3e6 + 7e6 * b / SIZE] * 3}
+            for op in ("all_gather", "reduce_scatter") for b in (SIZE // 2, SIZE, 2 * SIZE, 8 * SIZE)
+        ]  # fmt: skip
+        (tmp_path / "calibration.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        found = what_if(run, parse_edits(["fsdp.wrap=2"]), tmp_path)
+        assert found.saved_ns == pytest.approx(6 * 3 * MS, rel=0.02)
+        assert any("calibration of 4 sizes" in note for note in found.notes)
 
 
 def test_an_operation_could_begin_when_a_worker_was_free():
