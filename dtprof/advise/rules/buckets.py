@@ -115,7 +115,7 @@ class Compression:
             steps=steps_of(accounting),
             seconds_per_step=None,
             evidence=(
-                Evidence(f"Predicted with half of the bytes and two conversions of each bucket: {in_words(found)}."),
+                Evidence(f"Predicted with half of the bytes and three passes over each bucket: {in_words(found)}."),
                 Evidence("It changes the numbers: gradients lose 16 bits in each reduction. Compare losses as well as times."),
                 *(Evidence(f"{note[0].upper()}{note[1:]}.") for note in found.notes),
             ),
