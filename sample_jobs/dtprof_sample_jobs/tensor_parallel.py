@@ -53,10 +53,9 @@ def check(args: argparse.Namespace, ranks: int) -> None:
     """InputError for what cannot be run, before anything is started."""
     check_common(args, ranks, data_ranks=1)
     check_block_ms("tensor_parallel", args)
-    divided = "parameters, activations and gradients are divided among the ranks, as DTensors"
+    why = "parameters, activations and gradients are divided among the ranks, as DTensors"
     refuse(
-        args, "tensor_parallel", fp16=divided, fp8=divided, offload_activations=divided, offload_states=divided,
-        offload_parameters=divided,
+        args, "tensor_parallel", fp16=why, fp8=why, offload_activations=why, offload_states=why, offload_parameters=why
     )  # fmt: skip
     divided = args.sequence_parallel
     check_tensor(ranks, heads=args.heads, dim=args.dim, sequence=args.seq, vocabulary=args.vocabulary, divided=divided)
