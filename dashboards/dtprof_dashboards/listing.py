@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from dtprof.ingest import readers
@@ -43,7 +43,17 @@ def is_run(path: Path) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
-    """Does any reader know the file? A reader of a plugin that breaks knows nothing."""
+    """Does any reader know the file? Looked into once while it is unchanged."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return False
+    return stat.st_size > 0 and _sniffed(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(4 * MOST)
+def _sniffed(path: Path, changed_ns: int, size: int) -> bool:
+    """A reader of a plugin that breaks knows nothing."""
     return any(attempt(partial(reader.sniff, path))[0] for reader in readers())
 
 

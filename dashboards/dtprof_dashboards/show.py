@@ -110,6 +110,11 @@ def sign(kind: str, word: str, text: str) -> str:
     return f'<p class="status"><span class="{kind}">{escape(word)}</span> {text}</p>'
 
 
+def sentences(notes: Iterable[str]) -> str:
+    """Notes as sentences, one after the other."""
+    return " ".join(f"{note[:1].upper()}{note[1:]}." for note in notes)
+
+
 def figure(drawing: str) -> str:
     """A figure in its place."""
     return f"<figure>{drawing}</figure>"

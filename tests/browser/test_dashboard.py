@@ -105,8 +105,10 @@ def words(tab):
     return tab.inner_text("[data-testid=stMain]").replace("\u00a0", " ")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("run", ["ddp", "pipeline", "moe", "dlrm_8rank_v100"])
+@pytest.mark.parametrize(
+    ("run", "scheme"),
+    [("ddp", "light"), ("pipeline", "dark"), ("moe", "light"), ("dlrm_8rank_v100", "light"), ("dlrm_8rank_v100", "dark")],
+)
 def test_every_page_draws_without_an_error(visit, run, scheme):
     tab = visit("overview", run, scheme)
     for page in PAGES:

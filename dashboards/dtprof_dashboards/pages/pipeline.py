@@ -161,7 +161,7 @@ def _beside(seen: SeenPipeline, plan: tuple[Plan, Result] | None, outcome: Outco
     rows = list(zip(_names(seen, shape), boxes, strict=True))
     changes = ", ".join(map(str, outcome.edits))
     short = (outcome.predicted_ns or 0.0) - result.step_ns
-    sub = f"Same time axis; dashed: simulated, not measured. Predicted: {_words(outcome)}. {'. '.join(outcome.notes)}."
+    sub = f"Same time axis; dashed: simulated, not measured. Predicted: {_words(outcome)}. {show.sentences(outcome.notes)}"
     if abs(short) > SHORT * result.step_ns:
         sub += f" The simulation of the measured order is {time(short)} short of its step; the prediction adds that."
     drawing = grid_figure(rows, result.step_ns, top, show.FULL, left, simulated=True)

@@ -139,7 +139,7 @@ def _outcome(view: View, outcome: Outcome) -> None:
     )
     show.tiles(_trust(view, outcome))
     rows = [_measured(view, outcome), *_simulated(view, outcome, low, high)]
-    sub = f"Mean of the ranks; dashed: simulated. {'. '.join(outcome.notes)}."
+    sub = f"Mean of the ranks; dashed: simulated. {show.sentences(outcome.notes)}"
     show.section("Predicted beside measured", escape(sub), show.figure(beside_figure(rows, 760.0)))
 
 
