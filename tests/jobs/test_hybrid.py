@@ -185,9 +185,9 @@ def link_time(run, ranks):
 @pytest.mark.slow
 def test_tensor_parallelism_across_hosts_takes_its_bytes_over_the_rate(tmp_path):
     """What a host sends: for each of its two ranks the whole of a reduce-scatter, the rank's part of an all-gather."""
-    b, s, d, v, rate = 32, 256, 64, 64, 400e6
+    b, s, d, v, rate = 32, 256, 64, 64, 200e6
     size = f"--dp 2 --tp 2 --pp 1 --layers 1 --dim {d} --seq {s} --batch {b} --vocabulary {v} --microbatches 1"
-    words = [*size.split(), "--steps", "5", "--capture", "1:4", "--lab", "hosts=2,rate=400mbit", "--ranks", "4"]
+    words = [*size.split(), "--steps", "5", "--capture", "1:4", "--lab", "hosts=2,rate=200mbit", "--ranks", "4"]
     between = b * s * d * 4
     one_way = 3 * between + 3 * between // 2 + s * d * 4 + b * s * v * 4 // 2  # 2 L + 1 of each, positions, logits
     back = 3 * between + 3 * between // 2 + s * d * 4 // 2
@@ -201,5 +201,6 @@ def test_tensor_parallelism_across_hosts_takes_its_bytes_over_the_rate(tmp_path)
         assert code == 0
         took[name] = link_time(dtprof.open_run(out), {0, 1})
     print(f"{took} ms, truth {truth:.1f} ms")
-    assert took["far"] == pytest.approx(truth, rel=0.1)
-    assert took["near"] < truth / 2
+    # near, in the host's memory, the same operations take the time of copying and adding, which they take far away as well
+    assert took["far"] - took["near"] == pytest.approx(truth, rel=0.1)
+    assert took["near"] < truth / 4
