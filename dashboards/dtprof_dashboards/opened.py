@@ -21,6 +21,7 @@ from dtprof.model.pipeline.observe import SeenPipeline, observe
 from dtprof.model.whatif import what_if
 from dtprof.protocols import Lens
 from dtprof.report.budget import BudgetRow, budget
+from dtprof.report.charts.timeline import Timeline, timeline
 from dtprof.report.facts import Facts, gather
 from dtprof.run import Run
 
@@ -45,6 +46,11 @@ class Opened:
     def rows(self) -> list[BudgetRow]:
         """The budget: one row per process that has steps."""
         return budget(self.facts)
+
+    @cached_property
+    def side_by_side(self) -> Timeline | None:
+        """One step of every rank on one clock; None where no step is marked."""
+        return timeline(self.facts)
 
     @cached_property
     def pipeline(self) -> SeenPipeline | str:

@@ -14,7 +14,7 @@ from dtprof.numbers import NOT_KNOWN, Scale, change, listing, named, percent, ti
 from dtprof.report.budget import MANY, shown
 from dtprof.report.charts.matrix import Cell, matrix_figure
 from dtprof.report.charts.plain_bars import Bar, bars_figure
-from dtprof.report.charts.timeline import timeline, timeline_figure
+from dtprof.report.charts.timeline import timeline_figure
 from dtprof_dashboards import selection, show
 from dtprof_dashboards.view import Page, View
 
@@ -129,7 +129,7 @@ def _whom(view: View) -> None:
 
 
 def _side_by_side(view: View) -> None:
-    drawn = timeline(view.facts)
+    drawn = view.opened.side_by_side
     if drawn is None:
         return
     sub = (
