@@ -12,6 +12,8 @@ from dtprof.errors import InputError  # noqa: E402
 from dtprof.ranges import parse_range  # noqa: E402
 from dtprof_sample_jobs import moe  # noqa: E402
 from dtprof_sample_jobs.common.data import make_data  # noqa: E402
+from dtprof_sample_jobs.common.flops import flops_per_token  # noqa: E402
+from dtprof_sample_jobs.common.moe import Expert  # noqa: E402
 from dtprof_sample_jobs.common.update import make_optimizer  # noqa: E402
 from tests.jobs.one_process import losses_of  # noqa: E402
 
@@ -207,6 +209,11 @@ def test_a_skewed_router_sends_its_share_and_costs_its_time(run, tmp_path):
     per_layer = [dur / 1e3 for name, dur in zip(rows.text("name"), rows["dur"].tolist(), strict=True) if "expert" in name]
     assert len(per_layer) == 8 * LAYERS
     assert sorted(per_layer)[len(per_layer) // 4] == pytest.approx(2 * share * batch * us, rel=0.1)
+
+
+def test_flops_count_the_experts_that_a_token_goes_to():
+    one, three = (flops_per_token(2, 32, 16, 64, experts) for experts in (1, 3))
+    assert three - one == 2 * 6 * 2 * sum(p.numel() for p in Expert(32, 128, 0).parameters() if p.dim() == 2)
 
 
 IMPOSSIBLE = [

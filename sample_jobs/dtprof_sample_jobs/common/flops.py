@@ -13,14 +13,15 @@ PEAKS = {
 }
 
 
-def flops_per_token(layers: int, dim: int, sequence: int, vocabulary: int) -> int:
+def flops_per_token(layers: int, dim: int, sequence: int, vocabulary: int, experts: int = 1) -> int:
     """Model FLOPs of forward and backward per token: 6 N + 12 L d s.
 
     PaLM (Chowdhery et al. 2022), appendix B: 6 per parameter that is multiplied (12 L d^2 in the blocks, d V in the head,
     none in the embeddings), and 12 L d s for the two products of attention, causal or not. Recomputation does not count.
+    With a mixture of experts each token is multiplied by the 8 d^2 of a feed-forward layer ``experts`` times.
     Megatron-LM (Narayanan et al. 2021) counts the same: 72 L d^2 (1 + s / 6 d + V / 12 L d), a third more with recomputation.
     """
-    return 6 * (12 * layers * dim**2 + dim * vocabulary) + 12 * layers * dim * sequence
+    return 6 * ((4 + 8 * experts) * layers * dim**2 + dim * vocabulary) + 12 * layers * dim * sequence
 
 
 def peak(device: str, precision: str) -> float | None:

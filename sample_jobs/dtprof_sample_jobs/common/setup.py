@@ -211,7 +211,7 @@ def _speed(args: argparse.Namespace, me: World, tokens_per_s: float) -> str:
     """Tokens per second of the whole job and MFU, in words."""
     used = None
     if me.device.type == "cuda" and not getattr(args, "emulate", None):
-        per_token = flops_per_token(args.layers, args.dim, args.seq, args.vocabulary)
+        per_token = flops_per_token(args.layers, args.dim, args.seq, args.vocabulary, getattr(args, "experts_per_token", 1))
         used = mfu(tokens_per_s, per_token, me.size, torch.cuda.get_device_name(), getattr(args, "precision", "fp32"))
     return f"{tokens_per_s:,.0f} tokens/s, MFU {'not known' if used is None else f'{used:.1%}'}"
 
