@@ -10,6 +10,7 @@ does not open, a collector failed, or a tag or a measurement that must be there 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -56,17 +57,24 @@ class Job:
         """The words that run it."""
         size = SIZES[device] if self.name == "collectives" else MODEL[device]
         started = [sys.executable, "-m", "dtprof", "job", self.name, "--ranks", str(ranks)]
-        return [*started, *self.words.replace("RANKS", str(ranks)).split(), *size.split(), "--out", str(out)]
+        return [*started, *size.split(), *self.words.replace("RANKS", str(ranks)).split(), "--out", str(out)]
 
     def impossible(self, device: str, ranks: int) -> bool:
         """Can it not be run here?"""
-        return "--data-parallel" in self.words and (device == "cpu" or ranks > 1)
+        if "fp8" in self.words and importlib.util.find_spec("torchao") is None:
+            return True
+        if device == "cpu":
+            return any(word in self.words for word in ("--data-parallel", "fp8", " cpu"))
+        return "--data-parallel" in self.words and ranks > 1
 
 
 LAYERS, PIPELINE = ("phase", "layer"), ("phase", "layer", "microbatch", "stage")
 JOBS = (
     Job("ddp", "--mark-buckets --accumulate 2 --clip 1", ("phase", "layer", "microbatch", "bucket")),
     Job("ddp", "--data-parallel", LAYERS),
+    Job("ddp", "--precision fp16 --clip 1", LAYERS),
+    Job("ddp", "--precision fp8", LAYERS),
+    Job("ddp", "--offload-activations cpu --offload-states cpu --offload-parameters cpu", LAYERS),
     Job("fsdp", "--strategy zero3 --backward-prefetch 1", LAYERS),
     Job("fsdp", "--strategy zero2 --checkpointing full", LAYERS),
     Job("fsdp", "--strategy zero1", LAYERS),
