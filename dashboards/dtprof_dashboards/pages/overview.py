@@ -28,7 +28,7 @@ from dtprof_dashboards.view import Page, View
 def render(view: View) -> None:
     """Draw the page."""
     facts = view.facts
-    show.title("Overview", f"{view.meta} · {facts.verdict.header}" if not facts.settled_steps else view.meta)
+    show.title("Overview", view.meta if facts.settled_steps else f"{facts.name} · {facts.verdict.header}")
     verdict = facts.verdict
     show.verdict(verdict.verdict, verdict.why, verdict.next, verdict.commands)
     show.tiles(_tiles(facts))
