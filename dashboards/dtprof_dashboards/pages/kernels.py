@@ -48,6 +48,7 @@ def render(view: View) -> None:
     ]
     who = "All ranks together" if rank is None else f"Rank {rank}"
     sub = f"{who}, whole capture, by time."
+    sub += " Striped: communication kernels wait as well as move data." if "communication" in mine.classes else ""
     show.section("By kind", escape(sub), show.figure(bars_figure(bars, "var(--compute)", 760.0, "Kernel time by kind")))
     shown = kernels_table(replace(facts, kernels=mine))
     note = " Counts and medians are of all ranks." if rank is not None else ""
