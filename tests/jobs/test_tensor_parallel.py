@@ -60,7 +60,7 @@ MODES = [
     (1, "--sequence-parallel --loss-parallel"),
     (2, "--loss-parallel"),
     (2, "--sequence-parallel --loss-parallel --clip 0.1"),
-    (2, "--clip 0.1 --optimizer sgd"),
+    (2, "--clip 0.1"),
     (2, "--sequence-parallel --checkpointing full"),
     (2, "--sequence-parallel --checkpointing selective --attention math"),
     (2, "--sequence-parallel --block-ms 2 --inject slow_backward=1:2ms"),
