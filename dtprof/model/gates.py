@@ -39,6 +39,11 @@ PROBE_NS = 1_000_000
 CLOCKS_WITHIN_NS = 10_000
 # a call is long where it takes this many times the median of its name, and at least this
 _LONG, _LONG_NS = 3.0, 50_000
+# what would let a graph explain more
+_MORE = (
+    "more captured steps of all ranks on a machine that does nothing else would show whether that is noise, and on a GPU "
+    "enable_cuda_sync_events which stream waits for what"
+)
 _CLAIMS = (EdgeKind.HANDOFF, EdgeKind.EVENT, EdgeKind.BLOCK, EdgeKind.QUEUE)
 
 
@@ -208,14 +213,14 @@ def _probes(run: Run, graph: StepGraph) -> tuple[Probe, ...]:
 def _reasons(gates: Gates) -> list[str]:
     out = []
     if not gates.steps:
-        return ["no step of the run can be replayed"]
+        return ["no step of the run can be replayed: capture at least one whole step"]
     error, unexplained = gates.replay_error or 0.0, gates.unexplained or 0.0
     if error > MOST_REPLAY_ERROR:
-        out.append(f"the replay is {error:.1%} off (limit {MOST_REPLAY_ERROR:.0%})")
+        out.append(f"the replay is {error:.1%} off (limit {MOST_REPLAY_ERROR:.0%}); {_MORE}")
     if unexplained > MOST_UNEXPLAINED:
-        out.append(f"{unexplained:.1%} of the critical path is unexplained (limit {MOST_UNEXPLAINED:.0%})")
+        out.append(f"{unexplained:.1%} of the critical path is unexplained (limit {MOST_UNEXPLAINED:.0%}); {_MORE}")
     if gates.edges and gates.refuted > MOST_REFUTED * gates.edges:
-        out.append(f"the measurement refutes {gates.refuted} of {gates.edges} dependencies")
+        out.append(f"the measurement refutes {gates.refuted} of {gates.edges} dependencies; {_MORE}")
     off = [p for p in gates.probes if p.off_ns > PROBE_WITHIN_NS]
     if off:
         out.append(f"a delay of rank {off[0].rank} moves its first operation by {off[0].moved_ns} ns, not {off[0].expected_ns}")
@@ -227,5 +232,6 @@ def _host_reasons(gates: Gates) -> list[str]:
         return []
     return [
         f"{gates.opaque:.0%} of the critical path is host time outside any operator and {gates.absorbed:.0%} of the span is "
-        f"spent in calls that block for an unknown reason (together at most {MOST_HOST:.0%})"
+        f"spent in calls that block for an unknown reason (together at most {MOST_HOST:.0%}); ranges around what the host does "
+        "there (dtprof.annotate) would name it"
     ]

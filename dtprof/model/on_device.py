@@ -155,7 +155,7 @@ def _bandwidth(run: Run, graph: StepGraph, edit: Edit, most: bool, notes: list[s
         )
     meets = graph.kind == NodeKind.MEET
     if not meets.any():
-        return "the run has no matched communication"
+        return "the run has no matched communication: bring the traces of all ranks"
     scale = float(edit.value)  # type: ignore[arg-type]
     floor = 0 if most else int(graph.dur[meets].min())
     notes.append("of each transfer the part that is latency is not known: at least none, at most the shortest transfer")
@@ -203,7 +203,7 @@ def _no_input(run: Run, graph: StepGraph, edit: Edit, most: bool, notes: list[st
         shift = part.clock_offset_ns
         inside = intervals.measure((starts + shift, ends + shift), lo, np.maximum(lo, lo + graph.lag[edges]))
         lag[edges] -= np.minimum(inside, lag[edges])
-    return graph.with_times(lag=lag) if seen else "no range of the run marks data loading"
+    return graph.with_times(lag=lag) if seen else "no range of the run marks data loading: put it into dtprof.annotate('data')"
 
 
 def _ideal_rank(run: Run, graph: StepGraph, edit: Edit, most: bool, notes: list[str]) -> StepGraph | str:
@@ -213,12 +213,15 @@ def _ideal_rank(run: Run, graph: StepGraph, edit: Edit, most: bool, notes: list[
     if mine is None:
         return f"rank {edit.value} is not in the run"
     if len(parts) < 2:
-        return "one rank has no others to be like"
+        return "one rank has no others to be like: bring the traces of all ranks"
     orders = {p.ordinal: _sequence(run, graph, p.ordinal) for p in parts}
     names = {ordinal: [name for _, name in order] for ordinal, order in orders.items()}
     like = [p.ordinal for p in parts if p is not mine and names[p.ordinal] == names[mine.ordinal]]
     if not like:
-        return f"no other rank does the same operations in the same order as rank {edit.value}"
+        return (
+            f"no other rank does the same operations in the same order as rank {edit.value}: that takes a trace of another "
+            "rank of its stage"
+        )
     own = np.array([n for n, _ in orders[mine.ordinal]])
     others = np.array([[n for n, _ in orders[ordinal]] for ordinal in like])
     notes.append(f"rank {edit.value} takes the median time of {len(like)} ranks with the same operations")
@@ -237,6 +240,8 @@ def _sequence(run: Run, graph: StepGraph, part: int) -> list[tuple[int, str]]:
     """A part's calls and operations by thread and stream role, in order, with their names."""
     names = run.table("events", part).text("name")
     rows = np.flatnonzero((graph.part == part) & (graph.row >= 0))
+    if np.any(graph.kind == NodeKind.STEP):  # which of gloo's workers takes an operation is chance
+        rows = rows[graph.kind[rows] == NodeKind.CALL]
     lanes = sorted(set(graph.lane[rows].tolist()), key=lambda lane: int(graph.start[rows[graph.lane[rows] == lane]].min()))
     out = []
     for lane in lanes:

@@ -10,6 +10,9 @@ from dtprof.edits import Edit, as_mapping
 from dtprof.findings import Prediction
 from dtprof.run import Run
 
+# what to measure where the steps of a run cannot be replayed
+MORE_STEPS = "more captured steps, on a machine that does nothing else, would tell noise from what the model lacks"
+
 
 @dataclass(frozen=True)
 class Outcome:

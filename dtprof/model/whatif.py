@@ -21,7 +21,7 @@ from dtprof.model.fsdp.marks import has_fsdp
 from dtprof.model.fsdp.whatif import predict as predict_fsdp
 from dtprof.model.on_device import knows as on_graph
 from dtprof.model.on_device import predict as predict_on_graph
-from dtprof.model.outcome import Outcome, withheld
+from dtprof.model.outcome import MORE_STEPS, Outcome, withheld
 from dtprof.model.pipeline.whatif import predict as predict_pipeline
 from dtprof.run import Run
 from dtprof.schema import DEVICE_KINDS
@@ -75,13 +75,15 @@ def _of_ddp(run: Run, seen: Seen, edits: Sequence[Edit], calibration: Path | Non
             raise
         made = str(error)
     if isinstance(made, str):
-        return withheld(edits, (made,))
+        return predict_on_graph(run, edits) if on_graph(edits) else withheld(edits, (made,))
     powersgd = any(edit.key == POWERSGD for edit in edits)
     change, unknown = (Change(), ()) if powersgd else change_of(edits, made)
     if unknown:
         return withheld(edits, unknown, made.replay_error)
     if made.replay_error > MOST_REPLAY_ERROR:
-        reason = f"the replay of the measured steps is {made.replay_error:.1%} off (limit {MOST_REPLAY_ERROR:.0%})"
+        reason = (
+            f"the replay of the measured steps is {made.replay_error:.1%} off (limit {MOST_REPLAY_ERROR:.0%}); {MORE_STEPS}"
+        )
         return withheld(edits, (reason,), made.replay_error)
     if powersgd:
         return predict_powersgd(run, seen, made, edits)

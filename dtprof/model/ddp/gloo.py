@@ -69,17 +69,17 @@ def simulate(
     A collective begins when all ranks have handed it over and a worker is free, in the order of the buckets. With ``view``
     gradients lie in the buckets, and nothing is copied. Where less than all travels (``wire`` below 1) a bucket is converted
     and divided before, by the thread that hands it over, and converted back after, each at the price of a copy. ``busy``: how
-    many times longer a transfer takes while a rank still computes; ``extra``: ns that each takes in a job beside what the
-    cost says, before it moves anything, so that another one may move meanwhile; ``drag``: by how much of itself computing
-    takes longer while something moves.
+    many times longer a transfer takes while a rank still computes; ``extra``: ns that each then takes beside what the cost
+    says, before it moves anything, so that another one may move meanwhile; ``drag``: by how much of itself computing takes
+    longer while something moves.
     """
     held = [sum(sizes[i] for i in bucket) for bucket in buckets]
     need = np.array([needs(rank, sizes, buckets, view, wire < 1) for rank in ranks])
     total = np.array([float(rank.ready.max()) for rank in ranks])
     total = np.maximum(total, need.max(axis=1))
     back = max(rank.copy for rank in ranks) if wire < 1 else 0.0
-    before = [b * back + extra for b in held]
-    run = _Running(need, total, [b * wire for b in held], cost, before, busy, drag)
+    after = [b * back for b in held]
+    run = _Running(need, total, [b * wire for b in held], cost, after, busy, extra, drag)
     begin, end, launched, computed = run.through()
     synced = np.array([_finish(rank, float(computed[i]), end, held, view) for i, rank in enumerate(ranks)])
     ends = synced + np.array([rank.tail for rank in ranks])
@@ -128,11 +128,12 @@ class _Running:
         total: Floats,
         held: Sequence[float],
         cost: CostTable,
-        before: Sequence[float],
+        after: Sequence[float],
         busy: float,
+        extra: float,
         drag: float,
     ) -> None:
-        self.before, self.busy, self.drag = before, busy, drag
+        self.after, self.busy, self.extra, self.drag = after, busy, extra, drag
         self.need, self.total, self.held, self.cost = need, total, held, cost
         self.ranks, self.count = need.shape
         self.done = np.zeros(self.ranks)
@@ -158,18 +159,25 @@ class _Running:
         reached = (self.need <= self.done[:, None] + _EPSILON) & np.isinf(self.launched)
         self.launched[reached] = self.now
         self.computed[(self.total <= self.done + _EPSILON) & np.isinf(self.computed)] = self.now
+        if not self._computing:
+            self.idle.clear()
+
+    @property
+    def _computing(self) -> bool:
+        """Does any rank still compute?"""
+        return bool(np.isinf(self.computed).any())
 
     def _begin(self) -> None:
         while self.queue < self.count and len(self.left) < WORKERS and np.isfinite(self.launched[:, self.queue]).all():
-            self.left[self.queue] = self.cost.alone(self.held[self.queue])
-            if self.before[self.queue] > 0:
-                self.idle[self.queue] = self.before[self.queue]
+            self.left[self.queue] = self.cost.alone(self.held[self.queue]) + self.after[self.queue]
+            if self.extra > 0 and self._computing:
+                self.idle[self.queue] = self.extra
             self.begin[self.queue] = self.now
             self.queue += 1
 
     def _speeds(self) -> dict[int, float]:
         """What of each transfer that moves is done per ns."""
-        pace = 1 / self.busy if np.isinf(self.computed).any() else 1.0
+        pace = 1 / self.busy if self._computing else 1.0
         moving = [k for k in self.left if k not in self.idle]
         if len(moving) < 2:
             return dict.fromkeys(moving, pace)

@@ -75,19 +75,19 @@ def observe(run: Run) -> Seen | str:
         return f"the job has {len(models)} DistributedDataParallel models; whose gradients are whose is not recorded"
     config = models[0]
     if config.get("comm_hook"):
-        return f"a communication hook ({config['comm_hook']}) does the job's reduction: its own traffic is not modelled"
+        return f"a communication hook ({config['comm_hook']}) does the job's reduction: not modelled; measure without it"
     parts = [p for p in run.parts if p.rank is not None and len(run.table("grads", p.ordinal))]
     ranks = config.get("ranks")
     n = len(ranks) if isinstance(ranks, list) else len(parts)
     if len(parts) < n:
-        return f"{len(parts)} of {n} ranks have gradient times"
+        return f"{len(parts)} of {n} ranks have gradient times: bring the parts of all"
     names, sizes = _parameters(run, parts[0])
     buckets = _buckets(run, parts[0], names)
     if not buckets:
-        return "the members of the buckets are not known: DDP had not rebuilt them when the capture began"
+        return "the buckets' members are not known: DDP had not rebuilt them when the capture began; capture from step 3 on"
     steps = _steps(run, parts, names, len(buckets))
     if not steps:
-        return "no captured step has the times of all buckets on all ranks"
+        return "no captured step has the times of all buckets on all ranks: capture the same whole steps on all"
     traced = float(np.median([max(r.end - r.begin for r in ranks) for ranks in steps.values()]))
     typical, untraced = typical_step(run, parts, traced)
     handover = _handover(run, parts)

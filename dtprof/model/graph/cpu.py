@@ -26,22 +26,28 @@ from dtprof.schema import MISSING, MISSING32
 _MESSAGE_QUANTILE = 0.25
 
 
+# part -> row of an operation -> the node of its meeting, and when that ended, ns
+Meetings = dict[int, dict[int, tuple[int, int]]]
+
+
 @dataclass
 class Placed:
-    """Nodes of one part: of a call or operator by its row; by an operation's row its ``arrival``, and what ends when it is
-    ``done``.
+    """Nodes of one part: of a call or operator by its row; by an operation's row its ``arrival``, what ends when it is
+    ``done``, and when that ``ended``, ns.
     """
 
     host: dict[int, int] = field(default_factory=dict)
     arrival: dict[int, int] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, int] = field(default_factory=dict)
 
 
 def build_cpu(run: Run, builder: Builder, parts: list[PartNodes]) -> None:
     """Add the parts that have no device work; ``notes`` holds by part ordinal the waits seen and the operations without one."""
     threads = [Threads(nodes) for nodes in parts]
-    meets = _meetings(run, builder, threads)
-    for mine, waits in zip(threads, waits_of(threads), strict=True):
+    found = waits_of(threads)
+    meets = _meetings(run, builder, threads, _gone_on(threads, found))
+    for mine, waits in zip(threads, found, strict=True):
         placed = Placed()
         _operations(mine, builder, placed, meets.get(mine.nodes.part, {}))
         _threads(mine, builder, placed, waits)
@@ -50,9 +56,15 @@ def build_cpu(run: Run, builder: Builder, parts: list[PartNodes]) -> None:
         }  # fmt: skip
 
 
-def _meetings(run: Run, builder: Builder, threads: list[Threads]) -> dict[int, dict[int, int]]:
-    """Nodes of the operations in which all ranks of a group are present: part -> event row -> node."""
-    out: dict[int, dict[int, int]] = defaultdict(dict)
+def _gone_on(threads: list[Threads], found: list[list[Wait]]) -> dict[tuple[int, int], int]:
+    """Part and row of an operation -> when the thread that waited for it went on: gloo notes the end later where it is busy."""
+    every = [(mine.nodes, wait) for mine, waits in zip(threads, found, strict=True) for wait in waits]
+    return {(nodes.part, wait.operation): int(nodes.ts[wait.site]) for nodes, wait in every}
+
+
+def _meetings(run: Run, builder: Builder, threads: list[Threads], gone_on: dict[tuple[int, int], int]) -> Meetings:
+    """Nodes of the operations in which all ranks of a group are present: part -> event row -> (node, its end)."""
+    out: Meetings = defaultdict(dict)
     cpu = {t.nodes.part for t in threads}
     table, shares = run.table("collectives"), run.table("participations")
     rows: dict[int, list[int]] = defaultdict(list)
@@ -64,14 +76,16 @@ def _meetings(run: Run, builder: Builder, threads: list[Threads]) -> dict[int, d
         if len(mine) < 2 or table["one_sided"][at] or len(mine) < table["n"][at]:
             continue
         begin = int(starts[mine].max())
-        node = builder.node(NodeKind.MEET, -1, -1, -1, begin, max(int(ends[mine].min()) - begin, 0))
+        over = [gone_on.get((int(shares["part"][i]), int(shares["event"][i])), int(ends[i])) for i in mine]
+        took = max(min(int(ends[mine].min()), *over) - begin, 0)
+        node = builder.node(NodeKind.MEET, -1, -1, -1, begin, took)
         for i in mine:
-            out[int(shares["part"][i])][int(shares["event"][i])] = node
+            out[int(shares["part"][i])][int(shares["event"][i])] = node, begin + took
     _messages(run, builder, threads, out)
     return out
 
 
-def _messages(run: Run, builder: Builder, threads: list[Threads], out: dict[int, dict[int, int]]) -> None:
+def _messages(run: Run, builder: Builder, threads: list[Threads], out: Meetings) -> None:
     """The meetings of a send with its receive, in order between two ranks; none between two whose numbers of them differ.
 
     Both are there from their calls on: gloo's own spans begin when the message may already have left.
@@ -96,12 +110,13 @@ def _messages(run: Run, builder: Builder, threads: list[Threads], out: dict[int,
     takes = [min(int(over[part][row]) for part, row in pair) - begin for pair, begin in zip(pairs, begins, strict=True)]
     usual = max(int(np.quantile(takes, _MESSAGE_QUANTILE)), 0) if takes else 0
     for pair, begin, took in zip(pairs, begins, takes, strict=True):
-        node = builder.node(NodeKind.MEET, -1, -1, -1, begin, min(usual, max(took, 0)))
+        lasts = min(usual, max(took, 0))
+        node = builder.node(NodeKind.MEET, -1, -1, -1, begin, lasts)
         for part, row in pair:
-            out[part][row] = node
+            out[part][row] = node, begin + lasts
 
 
-def _operations(threads: Threads, builder: Builder, placed: Placed, meets: dict[int, int]) -> None:
+def _operations(threads: Threads, builder: Builder, placed: Placed, meets: dict[int, tuple[int, int]]) -> None:
     """Nodes of the handed-over operations, and what they wait for: their call, and the worker thread."""
     nodes = threads.nodes
     lag: list[int] = []
@@ -112,12 +127,13 @@ def _operations(threads: Threads, builder: Builder, placed: Placed, meets: dict[
         lane, start, end = int(nodes.lane[op.row]), int(nodes.ts[op.row]), int(nodes.end[op.row])
         if op.row in meets:
             placed.arrival[op.row] = builder.node(NodeKind.ARRIVAL, nodes.part, lane, op.row, start, 0)
-            placed.done[op.row] = meets[op.row]
-            builder.edge(placed.arrival[op.row], meets[op.row], 0, EdgeKind.MEET)
+            placed.done[op.row], placed.ended[op.row] = meets[op.row]
+            builder.edge(placed.arrival[op.row], placed.done[op.row], 0, EdgeKind.MEET)
         else:
             placed.arrival[op.row] = placed.done[op.row] = builder.node(
                 NodeKind.OP, nodes.part, lane, op.row, start, end - start
             )
+            placed.ended[op.row] = end
         if lane not in on_threads:
             if lane in free:
                 behind.append((free[lane], op.row))
@@ -128,7 +144,7 @@ def _operations(threads: Threads, builder: Builder, placed: Placed, meets: dict[
             lag.append(start - int(nodes.ts[op.call]))
     for before, after in behind:
         builder.edge(placed.done[before], placed.arrival[after], 0, EdgeKind.STREAM)
-    usual = int(np.median(lag)) if lag else 0
+    usual = int(np.mean(lag)) if lag else 0
     for op in threads.operations:
         placed.host[op.call] = _host_node(threads, builder, placed, op.call)
         builder.edge(placed.host[op.call], placed.arrival[op.row], usual, EdgeKind.LAUNCH, from_start=True)
@@ -145,7 +161,7 @@ def _host_node(threads: Threads, builder: Builder, placed: Placed, row: int) -> 
 def _threads(threads: Threads, builder: Builder, placed: Placed, waits: list[Wait]) -> None:
     """Thread order with the thinking between two nodes, and the returns of what is waited for."""
     nodes = threads.nodes
-    back = _return_ns(threads, waits)
+    back = _return_ns(threads, placed, waits)
     for wait in waits:
         placed.host[wait.site] = _host_node(threads, builder, placed, wait.site)
         builder.edge(placed.done[wait.operation], placed.host[wait.site], back, EdgeKind.BLOCK, certain=False)
@@ -164,11 +180,14 @@ def _threads(threads: Threads, builder: Builder, placed: Placed, waits: list[Wai
             builder.edge(before[2], after[2], lag, EdgeKind.THREAD, covered=min(under, max(lag, 0)))
 
 
-def _return_ns(threads: Threads, waits: list[Wait]) -> int:
-    """Median time from the end of an operation to the next operator of a thread that did wait for it."""
+def _return_ns(threads: Threads, placed: Placed, waits: list[Wait]) -> int:
+    """Mean time from the end of an operation to the next operator of a thread that did wait for it.
+
+    Waking up is mostly quick and sometimes very late, and a step holds many of both.
+    """
     nodes = threads.nodes
-    lags = [int(nodes.ts[w.site] - nodes.end[w.operation]) for w in waits if w.bound]
-    return int(np.median(lags)) if lags else 0
+    lags = [int(nodes.ts[w.site]) - placed.ended[w.operation] for w in waits if w.bound]
+    return int(np.mean(lags)) if lags else 0
 
 
 def _idle(threads: Threads, waits: list[Wait]) -> dict[int, int]:

@@ -66,10 +66,10 @@ def observe(run: Run) -> SeenPipeline | str:
     """The pipeline steps of a run, or why there are none to be had."""
     parts = [p for p in run.parts if p.rank is not None]
     if not any(run.table("events", p.ordinal).known("microbatch").any() for p in parts):
-        return "no pass is tagged with stage and micro-batch"
+        return "no pass is tagged with stage and micro-batch: mark them, dtprof.annotate('forward', stage=0, microbatch=0)"
     origins = _origins(run, parts)
     if not origins:
-        return "no captured step has the passes of all ranks"
+        return "no captured step has the passes of all ranks: capture the same whole steps on all"
     found: dict[int, dict[int, list[Pass]]] = defaultdict(dict)
     for rank, part in enumerate(parts):
         for step, passes in _passes(run, part, origins).items():
@@ -79,7 +79,7 @@ def observe(run: Run) -> SeenPipeline | str:
         if len(ranks) == len(parts) and all(_same(ranks[r], found[min(found)].get(r, [])) for r in ranks):
             steps[step] = PipelineStep(ranks, max(_end(run, p, step, origins) for p in parts))
     if not steps:
-        return "no captured step has the passes of all ranks"
+        return "no captured step has the passes of all ranks: capture the same whole steps on all"
     return _summary(run, parts, steps)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtprof.edits import Edit
-from dtprof.model.outcome import Outcome, withheld
+from dtprof.model.outcome import MORE_STEPS, Outcome, withheld
 from dtprof.model.pipeline.observe import SeenPipeline, observe
 from dtprof.model.pipeline.predict import Plan, Result, changed_plan, measured_plan, simulate
 from dtprof.model.pipeline.schedules import Action
@@ -33,7 +33,7 @@ def predict(run: Run, edits: Sequence[Edit]) -> Outcome:
     errors = [abs(base.step_ns - step.end) / step.end for step in seen.steps.values()]
     error = float(np.median(errors))
     if error > MOST_REPLAY_ERROR:
-        reason = f"the replay of the measured steps is {error:.1%} off (limit {MOST_REPLAY_ERROR:.0%})"
+        reason = f"the replay of the measured steps is {error:.1%} off (limit {MOST_REPLAY_ERROR:.0%}); {MORE_STEPS}"
         return withheld(edits, [reason], error, MODEL)
     values: dict[str, Any] = {e.key: e.value for e in edits}
     try:
