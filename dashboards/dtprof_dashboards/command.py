@@ -79,7 +79,7 @@ def command(address: str, port: int) -> list[str]:
     }  # fmt: skip
     for dark, name in enumerate(("light", "dark")):
         options |= {f"theme.{name}.{key}": colours[dark] for key, colours in _THEME.items()}
-    app = Path(__file__).parent / "serve" / "app.py"
+    app = Path(__file__).parent / "serve" / "dtprof_site.py"
     return [sys.executable, "-m", "streamlit", "run", str(app), *(f"--{key}={value}" for key, value in options.items())]
 
 

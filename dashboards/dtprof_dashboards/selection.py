@@ -12,7 +12,7 @@ import streamlit as st
 
 _HELD, _PAGE = "dtprof_selection", "dtprof_page"
 _ALL = -1
-KEYS = ("run", "rank", "step", "other")
+KEYS = ("run", "rank", "step", "other", "window")
 
 
 def selected() -> dict[str, str]:

@@ -54,6 +54,12 @@ def cut(run: Run, ranks: Collection[int] | None = None, steps: Span | None = Non
     return Run(manifest, _CutStore(run, {p.ordinal for p in parts}, steps), run.path, run.format)
 
 
+def cut_time(run: Run, start: int, end: int) -> Run:
+    """The run between two instants, ns on the aligned clock: events and steps that lie in it, whole or in part."""
+    run.table("collectives")
+    return Run(run.manifest, _TimeStore(run, start, end), run.path, run.format)
+
+
 class _CutStore:
     """Tables of another run, cut on first use."""
 
@@ -129,6 +135,35 @@ class _CutStore:
             event[of] = _places(kept)[event[of]]
             row[of] = _places(kept[comm["event"]])[row[of]]
         return shares.with_columns(event=event, row=row)
+
+
+class _TimeStore(_CutStore):
+    """Tables of another run, cut to a time."""
+
+    def __init__(self, run: Run, start: int, end: int) -> None:
+        super().__init__(run, {p.ordinal for p in run.parts}, Span(0, 0))
+        self._start, self._end = start, end
+        self._offsets = {p.ordinal: p.clock_offset_ns for p in run.parts}
+
+    def _part_table(self, name: str, part: int, table: Table, steps: Span) -> Table:
+        if name == "steps":
+            lo, hi = self._time(part)
+            return table.take((table["host_ts"] < hi) & (table["host_ts"] + np.maximum(table["host_dur"], 0) > lo))
+        if name in ("events", *_BOUND, *_TIMED):
+            return super()._part_table(name, part, table, steps)
+        return table
+
+    def _kept(self, part: int) -> NDArray[np.bool_]:
+        """Events of which some part lies in the time."""
+        if part not in self._rows:
+            events = self._run.table("events", part)
+            lo, hi = self._time(part)
+            stops = events["ts"] + np.maximum(events["dur"], 1)
+            self._rows[part] = np.asarray((events["ts"] < hi) & (stops > lo))
+        return self._rows[part]
+
+    def _time(self, part: int) -> tuple[int, int]:
+        return self._start - self._offsets[part], self._end - self._offsets[part]
 
 
 def _places(kept: NDArray[np.bool_]) -> NDArray[np.int32]:

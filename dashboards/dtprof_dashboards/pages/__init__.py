@@ -14,6 +14,7 @@ from dtprof_dashboards.pages import (
     overview,
     pipeline,
     ranks,
+    timeline,
     whatif,
 )
 from dtprof_dashboards.view import Page
@@ -28,6 +29,7 @@ PAGES: tuple[Page, ...] = (
     moe.PAGE,
     memory.PAGE,
     kernels.PAGE,
+    timeline.PAGE,
     whatif.PAGE,
     compare.PAGE,
     hta.PAGE,

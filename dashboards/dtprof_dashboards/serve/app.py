@@ -75,6 +75,7 @@ def _choose_run(runs: list[Entry]) -> Entry | None:
         if wanted is not None:
             selection.keep("rank", None)
             selection.keep("step", None)
+            selection.keep("window", None)
         selection.keep("run", chosen)
     return next(entry for entry in runs if entry.name == chosen)
 
