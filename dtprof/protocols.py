@@ -26,7 +26,8 @@ class Status:
     as compiling; where the job does not say its kind, it is a warm-up step. ``facts`` and ``missing`` (sentences) go into
     part.json; set ``changed`` to have it written at the next step, and call ``late()`` where they change after ``stop``.
     ``own_ns``: time that the collector took outside its three hooks. ``idle``, set in ``start``: there is nothing to do at a
-    step, so ``on_step`` need not be called.
+    step, so ``on_step`` need not be called. ``sampled``, set in ``start``: it is called after each of the first steps and
+    around captures, and otherwise a few times a second.
     """
 
     tracing: bool = False
@@ -34,6 +35,7 @@ class Status:
     changed: bool = False
     own_ns: int = 0
     idle: bool = False
+    sampled: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     late: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)

@@ -64,6 +64,7 @@ class DdpCollector:
     def start(self, context: Context) -> None:
         """Look for wrappers that exist already; begin at once if the window is near."""
         self._context, self._status = context, context.status
+        self._status.sampled = True
         self._window = context.window
         self._first_step = context.first_step
         self._find()

@@ -43,7 +43,8 @@ _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class HostLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One step. All but ``ts`` (Unix ns), ``pauses`` and ``load_1m`` are differences over the step.
+    """The end of a step. All but ``ts`` (Unix ns), ``pauses`` and ``load_1m`` are differences over ``steps`` steps: one at the
+    beginning and around captures, otherwise those since the last reading, a quarter of a second ago.
 
     Context switches, CPU time ``thread_cpu_ns`` and ``run_delay_ns`` are the training thread's; the last is the time in
     which it could have run but had no core (Linux: /proc/thread-self/schedstat; null elsewhere). ``pauses`` are garbage
@@ -52,6 +53,7 @@ class HostLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     step: int
     ts: int
+    steps: int = 1
     process_cpu_ns: int
     thread_cpu_ns: int
     voluntary: int
@@ -95,12 +97,13 @@ class HostCollector:
     def start(self, context: Context) -> None:
         """Open the file, listen to the garbage collector."""
         self._status = context.status
+        self._status.sampled = True
         self._lines = Appender(context.folder / FILE, flush_s=FLUSH_S, make=self._line)
         with contextlib.suppress(OSError):
             self._schedstat = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
         if self._schedstat is None:
             context.status.miss("how long the training thread waits for a core: this system does not tell")
-        self._before = self._read(-1)
+        self._before = self._read(context.first_step - 1)
         gc.callbacks.append(self._on_gc)
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
@@ -136,6 +139,7 @@ class HostCollector:
         line = HostLine(
             step=now.step,
             ts=now.at + OFFSET_NS,
+            steps=max(now.step - before.step, 1),
             process_cpu_ns=now.process_cpu - before.process_cpu,
             thread_cpu_ns=now.thread_cpu - before.thread_cpu,
             voluntary=now.usage.ru_nvcsw - before.usage.ru_nvcsw,
@@ -163,7 +167,9 @@ class HostCollector:
             lines.close()
 
     def tables(self, folder: Path) -> Mapping[str, Table]:
-        """``metrics``: what each step used; ``samples``: the load, and one ``gc_pause`` per pause at its start."""
+        """``metrics``: what a step used, where several were read together their mean, at the last one; ``samples``: the load,
+        and one ``gc_pause`` per pause at its start.
+        """
         lines, bad = read_lines(folder / FILE, HostLine)
         samples: list[dict[str, Any]] = []
         metrics: list[dict[str, Any]] = []
@@ -175,7 +181,7 @@ class HostCollector:
             for field, metric, unit in _COUNTERS:
                 value = getattr(line, field)
                 if value is not None:
-                    metrics.append({"step": line.step, "metric": metric, "value": float(value), "unit": unit})
+                    metrics.append({"step": line.step, "metric": metric, "value": value / line.steps, "unit": unit})
         samples.sort(key=lambda s: s["ts"])
         tables = {"samples": Table.from_rows("samples", samples), "metrics": Table.from_rows("metrics", metrics)}
         if bad:

@@ -65,6 +65,7 @@ class NvmlCollector:
     def start(self, context: Context) -> None:
         """Start the thread; NVML itself is loaded there, for loading it may hang too."""
         self._status = context.status
+        self._status.sampled = True
         self._path = context.folder / FILE
         self._interval = min(max(float(context.options.get("interval_s", 1.0)), 0.05), _LONGEST_INTERVAL_S)
         self._uuid: str | None = context.options.get("device")

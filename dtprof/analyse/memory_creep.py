@@ -38,14 +38,14 @@ class Creep:
     grows: bool
 
 
-def creep(metric: str, stretches: Sequence[Ints]) -> Creep | str:
-    """The test over stretches of consecutive readings, in bytes; a sentence where it abstains."""
+def creep(metric: str, stretches: Sequence[Ints], stride: int = 1) -> Creep | str:
+    """The test over stretches of readings ``stride`` steps apart, in bytes; a sentence where it abstains."""
     readings = sum(map(len, stretches))
     if readings < LEAST_STEPS:
         return f"{counted(readings, 'settled step')} outside the capture; growth is judged from {LEAST_STEPS} on"
     length = max(1, readings // BLOCKS)
     lowest = [s[: len(s) // length * length].reshape(-1, length).min(axis=1) for s in stretches]
-    differences = np.concatenate([np.diff(m) for m in lowest]) / length
+    differences = np.concatenate([np.diff(m) for m in lowest]) / (length * stride)
     found = stats.bounds(differences, ALPHA)
     if found is None:
         return f"{counted(len(differences), 'comparison')} of neighbouring blocks of steps; too few for a judgement"
@@ -53,12 +53,23 @@ def creep(metric: str, stretches: Sequence[Ints]) -> Creep | str:
     return Creep(metric, stats.location(differences), low, high, readings, low > PAGE)
 
 
-def settled(steps: Ints, values: Ints, captured: Ints) -> list[Ints]:
-    """Stretches of consecutive steps (ascending) without the first ones and without those around captured steps."""
-    if len(steps) == 0:
-        return []
+def settled(steps: Ints, values: Ints, captured: Ints) -> tuple[list[Ints], int]:
+    """Stretches of equally spaced readings without the first ones and without those around captured steps, and their stride.
+
+    ``steps`` ascend. The stride is the usual one; readings that lie closer, as at the beginning, are thinned out to it.
+    """
+    if len(steps) < 2:
+        return [values[:0]], 1
     good = steps >= steps[0] + SETTLING
     if len(captured):
         good &= (steps < captured.min() - AROUND) | (steps > captured.max() + AROUND)
     steps, values = steps[good], values[good]
-    return [s for s in np.split(values, np.flatnonzero(np.diff(steps) != 1) + 1) if len(s)]
+    if len(steps) < 2:
+        return [values], 1
+    stride = max(int(np.median(np.diff(steps)) + 0.5), 1)
+    kept = [0]
+    for i, step in enumerate(steps.tolist()):
+        if step - steps[kept[-1]] > stride / 2:
+            kept.append(i)
+    breaks = np.flatnonzero(np.diff(steps[kept]) >= 2 * stride) + 1
+    return [s for s in np.split(values[kept], breaks) if len(s)], stride

@@ -33,6 +33,9 @@ from dtprof.session.windows import parse_capture as parse_capture
 
 logger = logging.getLogger("dtprof")
 
+ALWAYS_STEPS = 32
+SAMPLE_NS = 250_000_000
+
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _active: Session | None = None
 
@@ -64,6 +67,7 @@ class Session:
         self._wanted = collectors
         self._collectors: list[tuple[str, Collector, Status]] = []
         self._stepping = self._collectors
+        self._asked_at = 0
         self._first = self._step = first_step
         self._meter = Meter()
         self._late = threading.RLock()
@@ -244,8 +248,9 @@ class Session:
             self._settle()
         if windows is not None and not self.guard.is_off("captures"):
             self.guard.call("captures", "look", step, self._look, windows, step, duration, kind)
-        for name, collector, _ in self._stepping:
-            if not self.guard.is_off(name):
+        everyone = self._is_due(step, entered)
+        for name, collector, status in self._stepping:
+            if (everyone or not status.sampled) and not self.guard.is_off(name):
                 self._hook(name, collector, step)
         hidden = sum(status.own_ns for _, _, status in self._stepping)
         row = {
@@ -281,6 +286,14 @@ class Session:
             self.guard.call("metrics", "write", step, self._metrics.write, self._folder.path, step)
 
     _hidden_before = 0
+
+    def _is_due(self, step: int, now: int) -> bool:
+        """Are sampled collectors asked at the end of this step, too?"""
+        near = self._windows is not None and self._windows.near(step)
+        if not near and step - self._first >= ALWAYS_STEPS and now - self._asked_at < SAMPLE_NS:
+            return False
+        self._asked_at = now
+        return True
 
     def _is_traced(self) -> bool:
         return any(status.tracing for _, _, status in self._stepping)

@@ -74,13 +74,25 @@ def test_it_abstains_where_the_steps_are_in_shreds():
 
 def test_steps_around_a_capture_and_at_the_start_are_left_out():
     steps = np.arange(40)
-    stretches = settled(steps, steps * 10, np.array([15, 16, 17]))
+    stretches, stride = settled(steps, steps * 10, np.array([15, 16, 17]))
+    assert stride == 1
     assert [(s[0] // 10, s[-1] // 10) for s in stretches] == [(3, 11), (21, 39)]
 
 
 def test_gaps_end_a_stretch():
     steps = np.array([0, 1, 2, 3, 4, 5, 9, 10])
-    assert [s.tolist() for s in settled(steps, steps, np.array([], int))] == [[3, 4, 5], [9, 10]]
+    assert [s.tolist() for s in settled(steps, steps, np.array([], int))[0]] == [[3, 4, 5], [9, 10]]
+
+
+def test_readings_a_few_steps_apart_tell_the_same_growth():
+    rng = np.random.default_rng(3)
+    steps = np.concatenate([np.arange(32), 32 + np.cumsum(rng.choice([5, 5, 5, 6], 100))])
+    stretches, stride = settled(steps, steps * MIB, np.array([], int))
+    assert stride == 5
+    assert sum(map(len, stretches)) > 90
+    found = creep("memory_rss", stretches, stride)
+    assert found.grows
+    assert found.bytes_per_step == pytest.approx(MIB, rel=0.1)
 
 
 # -- blocks
