@@ -20,7 +20,7 @@ import numpy as np
 
 FIRST_S, SWITCH_S = 2.0, 0.7
 RANKS, EVENTS, STEPS = 8, 400_000, 10
-SLUGS = ("advice", "ranks", "communication", "overlap", "memory", "kernels", "whatif", "compare", "overview")
+SLUGS = ("advice", "ranks", "communication", "overlap", "memory", "kernels", "timeline", "whatif", "compare", "overview")
 
 
 def make_run(folder):

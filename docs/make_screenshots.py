@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RUN = HERE.parent / "runs" / "demo"
-PAGES = ("overview", "ranks", "overlap", "whatif")
+PAGES = ("overview", "ranks", "overlap", "timeline", "whatif")
 WIDTH, HEIGHT = 1440, 900
 
 

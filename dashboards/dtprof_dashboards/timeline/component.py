@@ -74,10 +74,11 @@ def layout(timeline: Timeline) -> dict[str, Any]:
 
 
 def _name(track: Track, others: list[Track]) -> str:
-    """The role of a track; with its own name where that tells it from others."""
+    """The role of a track, numbered where others have it too; its own name where it has no role."""
     if track.role == "other":
         return track.name
-    return track.role if sum(t.role == track.role for t in others) == 1 else f"{track.role} · {track.name}"
+    alike = [t for t in others if t.role == track.role]
+    return track.role if len(alike) == 1 else f"{track.role} {alike.index(track) + 1}"
 
 
 def _about(track: Track) -> str:

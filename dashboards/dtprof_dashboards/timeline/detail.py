@@ -21,11 +21,13 @@ MOST_RANKS = 64
 
 
 def detail(timeline: Timeline, part: int, row: int) -> dict[str, Any] | None:
-    """The event as a document of texts; None where the part has no such event."""
+    """The event as a document of texts; None where the part has no such event, or does not know when it was."""
     events = timeline.run.table("events", part)
     if not 0 <= row < len(events):
         return None
     values = events.row(row)
+    if values["ts"] is None:
+        return None
     shares = timeline.run.table("participations")
     mine = shares.take((shares["part"] == part) & (shares["event"] == row))
     ids = mine["collective"].tolist()
@@ -56,7 +58,7 @@ def _ns(value: int | None) -> str:
 
 def _lane(timeline: Timeline, part: int, lane: int | None) -> str:
     track = next((t for t in timeline.tracks(part) if t.lane == lane), None)
-    return f"{track.name} ({track.role})" if track else f"lane {lane}"
+    return "lane not known" if track is None else f"{track.name} ({track.role})" if track.role != "other" else track.name
 
 
 def _args(table: Table, row: int) -> list[list[str]]:

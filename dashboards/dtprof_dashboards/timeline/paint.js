@@ -6,7 +6,7 @@ const WORDS = {
   operator: "host operator", call: "runtime call", sync: "host waits for device", range: "range", other: "other",
 };
 // Host work has no colour of the budget: it is ink, more or less.
-const INK = { operator: 0.3, call: 0.18, sync: 0.44, range: 0.09, other: 0.14 };
+const INK = { operator: 0.3, call: 0.18, sync: 0.44, range: 0.11, other: 0.14 };
 
 function rgb(text) {
   const hex = text.trim().replace("#", "");
@@ -195,22 +195,29 @@ class Painter {
     return this.stripes.pattern;
   }
 
-  // A text cut to its room; how much fits is remembered.
-  text(words, x, y, room) {
-    if (room < 10 || !words) return;
+  // The width of a text, remembered.
+  measure(words) {
     const key = `${this.pen.font}${words}`;
     let width = this.texts.get(key);
     if (width === undefined) {
-      if (this.texts.size > 5000) this.texts.clear();
+      if (this.texts.size > 20_000) this.texts.clear();
       width = this.pen.measureText(words).width;
       this.texts.set(key, width);
     }
-    if (width > room) {
-      const fits = Math.floor(words.length * room / width) - 1;
+    return width;
+  }
+
+  // A text cut to its room.
+  text(words, x, y, room) {
+    if (room < 10 || !words) return;
+    let width = this.measure(words), shown = words;
+    for (let fits = words.length; width > room;) {
+      fits = Math.min(fits - 1, Math.floor(fits * room / width));
       if (fits < 2) return;
-      words = `${words.slice(0, fits)}…`;
+      shown = `${words.slice(0, fits)}…`;
+      width = this.measure(shown);
     }
-    this.pen.fillText(words, x, y);
+    this.pen.fillText(shown, x, y);
   }
 }
 
@@ -247,7 +254,7 @@ function lineOf(tile, index, row, number, part, colours) {
     for (let i = row.low; i < row.high; i++) {
       const at = (tile.bucket[i] - index * TILE) * 4;
       image.data.set(colours.paints[tile.bucketPaint[i]], at);
-      image.data[at + 3] = Math.round(255 * Math.min(1, 0.28 + 0.72 * tile.busy[i]));
+      image.data[at + 3] = Math.round(255 * Math.min(1, 0.45 + 0.55 * tile.busy[i]));
     }
     pen.putImageData(image, 0, 0);
     tile.image.set(key, line);

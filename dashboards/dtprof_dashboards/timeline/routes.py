@@ -5,15 +5,17 @@ All of it is read only, of runs that a page has opened, under names that cannot 
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -73,7 +75,12 @@ def _number(request: Request, key: str) -> int:
 
 
 def _refused(error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 404, headers=_PLAIN)
+    return _json({"error": str(error)}, 404)
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    """A document in ASCII: names of traces may hold what is no text."""
+    return Response(json.dumps(value), status, media_type="application/json", headers=_PLAIN)
 
 
 def _tile(request: Request) -> Response:
@@ -98,7 +105,7 @@ def _event(request: Request) -> Response:
         found = detail(timeline, part, row) if part in timeline.parts else None
         if found is None:
             raise _RefusedError("no such event")
-        return JSONResponse(found, headers=_PLAIN)
+        return _json(found)
     except (_RefusedError, DtprofError) as error:
         return _refused(error)
 

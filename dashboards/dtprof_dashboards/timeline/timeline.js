@@ -117,7 +117,6 @@ class View {
 
   press(e) {
     if (e.button !== 0) return;
-    this.canvas.focus({ preventScroll: true });
     this.canvas.setPointerCapture(e.pointerId);
     this.held = { x: e.offsetX, y: e.offsetY, t0: this.t0, t1: this.t1, scroll: this.scroll, moved: false };
   }

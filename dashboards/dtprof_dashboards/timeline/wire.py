@@ -30,7 +30,7 @@ def tile(timeline: Timeline, parts: Sequence[int], level: int, index: int) -> by
             lane, at = pyramid.lane, cut.slices
             rows.append([part, len(at), len(cut.bucket)])
             used |= {*lane.name[at].tolist(), *cut.name.tolist()}
-            kept = (
+            kept: tuple[Array, ...] = (
                 lane.start[at], lane.end[at] - lane.start[at], cut.bucket, cut.ns / (1 << level), lane.row[at], lane.name[at],
                 cut.name, cut.count, lane.paint[at], cut.paint,
             )  # fmt: skip
