@@ -103,7 +103,7 @@ def test_a_delay_moves_what_waits_for_it(job, name):
     truth, planted = measured_ms(slow) - measured_ms(clean), 40 * JOBS[name][1]
     whole = measured_ms(slow)
     print(f"| {name} | {whole:.1f} | {replayed / whole - 1:+.1%} | {planted} | {replayed - predicted:.1f} | {truth:.1f} |")
-    assert replayed == pytest.approx(whole, rel=0.1)
+    assert replayed == pytest.approx(whole, rel=0.15)
     assert replayed - predicted == pytest.approx(planted, rel=WITHIN)
 
 
