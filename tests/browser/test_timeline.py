@@ -182,6 +182,22 @@ def test_a_click_tells_the_operation_on_every_rank(visit):
     assert [round((2 * t - start - end) / (end - start), 2) for t in window(tab)] == [-2.2, 2.2]
 
 
+def test_a_run_that_is_no_longer_open_is_said_and_not_asked_for_at_every_frame(visit):
+    tab = visit("gloo_cpu")
+    asked = []
+    tab.route("**/tile?*", lambda route: (asked.append(1), route.fulfill(status=200, body="")))
+    tab.focus(".tl canvas")
+    for _ in range(12):
+        tab.keyboard.press("w")
+    tab.wait_for_function("document.querySelector('.tl-error').textContent.startsWith('Slices did not come')")
+    before = len(asked)
+    tab.wait_for_timeout(1000)
+    assert len(asked) - before <= 4
+    tab.unroute("**/tile?*")
+    tab.wait_for_function("document.querySelector('.tl-error').textContent === ''", timeout=60_000)
+    tab.wait_for_selector(COMPLETE)
+
+
 def test_markup_in_a_name_stays_text(visit):
     from tests.unit.dashboards.test_pages import EVIL
 

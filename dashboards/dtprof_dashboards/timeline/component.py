@@ -55,7 +55,7 @@ def layout(timeline: Timeline) -> dict[str, Any]:
             continue
         for track in found:
             for row in track.rows:
-                paints |= set(np.unique(row.paint).tolist())
+                paints |= set(np.flatnonzero(np.bincount(row.paint)).tolist())
         groups.append(
             {
                 "part": part.ordinal,

