@@ -163,3 +163,13 @@ def test_groups_of_a_cut_off_list_are_rebuilt_or_left_unknown(tmp_path):
     groups = dtprof.open_run(t.write(tmp_path / "rank0.json")).table("groups", 0)
     assert groups["ranks"].tolist() == [tuple(range(0, 16, 2)), None]
     assert groups["size"].tolist() == [8, 8]
+
+
+def test_a_send_of_gloo_has_its_peer_from_the_call_that_it_begins_in(tmp_path):
+    t = Trace(0, 2)
+    for at, call, span, peer in ((0, "c10d::send", "gloo:send", 1), (1000, "c10d::recv_", "gloo:recv", 3)):
+        t.op(call, at, at + 50, **{"Concrete Inputs": ["", "", str(peer), "0"]})
+        t.range(span, at + 40, at + 500)
+    t.range("gloo:send", 2000, 2100)
+    rows, _ = comm_rows(t.write(tmp_path / "rank0.json"))
+    assert [(r["op"], r["peer"]) for r in rows] == [("send", 1), ("recv", 3), ("send", None)]
