@@ -1,12 +1,12 @@
 """What dtprof costs a training loop that it measures.
 
-    python benchmarks/overhead.py [--json] [--triples 150] [--rounds 6]
+    python benchmarks/overhead.py [--json] [--triples 40] [--rounds 6]
 
-One process trains a small GPT under DistributedDataParallel (a group of one) on one core. Steps come in triples of random
-order: A and A2 without dtprof, B with a session (all collectors, nothing captured), a watched loader, four ranges and
-``step()``. All three train one model, since two equal ones differ by several percent for where their memory lies; between
-the steps, and outside their times, the gradient hooks are put on for B and taken off for A and A2. Times are CPU times of
-the process, unless the name says wall. Keys, ratios unless the name says otherwise:
+One process trains a small GPT under DistributedDataParallel (a group of one) on one core. Runs of eight steps come in
+triples of random order: A and A2 without dtprof, B with a session (all collectors, nothing captured), a watched loader, four
+ranges and ``step()``. All three train one model, since two equal ones differ by several percent for where their memory lies;
+between the runs, and outside their times, the gradient hooks are put on for B and taken off for A and A2. Times are CPU times
+of the process, unless the name says wall. Keys, ratios unless the name says otherwise:
 
     light_fraction  geometric mean of B/A over the triples, minus 1 (10% trimmed at each end)
     light_high      upper end of its 95% bootstrap interval
@@ -43,6 +43,7 @@ from dtprof_sample_jobs.common.data import SyntheticTokens
 from dtprof_sample_jobs.common.model import GPT
 
 ACTIVE = 5
+TOGETHER = 8
 
 
 class Loop:
@@ -88,10 +89,12 @@ class Hooks:
         self.on = wanted
 
 
-def timed(function, *args):
+def timed(step, first):
+    """CPU seconds of a step, the mean of TOGETHER."""
     begin = time.process_time()
-    function(*args)
-    return time.process_time() - begin
+    for k in range(first, first + TOGETHER):
+        step(k)
+    return (time.process_time() - begin) / TOGETHER
 
 
 def trimmed_mean(values):
@@ -116,7 +119,7 @@ def light(triples, rng):
                 loop.marked(k)
                 prof.step(tokens=256)
 
-            for k in range(5):
+            for k in range(40):
                 loop.plain(k)
                 measured(k)
             hooks = Hooks(prof)
@@ -126,7 +129,7 @@ def light(triples, rng):
                 took = {}
                 for name, way in ways:
                     hooks.only_if(name == "b")
-                    took[name] = timed(way, k)
+                    took[name] = timed(way, k * TOGETHER)
                 plain.append(took["a"])
                 ratios.append(math.log(took["b"] / took["a"]))
                 noise.append(math.log(took["a2"] / took["a"]))
@@ -205,7 +208,7 @@ def annotate_us():
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-    parser.add_argument("--triples", type=int, default=150, help="triples of steps for the light cost (150)")
+    parser.add_argument("--triples", type=int, default=40, help="triples of eight steps each for the light cost (40)")
     parser.add_argument("--rounds", type=int, default=6, help="captures of each kind (6)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
