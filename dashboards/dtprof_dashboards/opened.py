@@ -10,12 +10,15 @@ from typing import Any
 
 import streamlit as st
 
+from dtprof.advise.rules.comm_bandwidth import Reached, reached
 from dtprof.analyse import study_of
 from dtprof.analyse.results import ACCOUNTING, settled
 from dtprof.edits import parse_edits
 from dtprof.ingest import open_run
 from dtprof.model.ddp.observe import Seen
 from dtprof.model.ddp.observe import observe as observe_ddp
+from dtprof.model.fsdp.observe import SeenFsdp
+from dtprof.model.fsdp.observe import observe as observe_fsdp
 from dtprof.model.outcome import Outcome
 from dtprof.model.pipeline.observe import SeenPipeline, observe
 from dtprof.model.whatif import what_if
@@ -61,6 +64,18 @@ class Opened:
     def ddp(self) -> Seen | str:
         """The DDP steps, or why there are none."""
         return observe_ddp(self.run)
+
+    @cached_property
+    def fsdp(self) -> SeenFsdp | str:
+        """The FSDP2 steps of hosts, or why there are none."""
+        if self.facts.accounting.on_device:
+            return "units are told apart on hosts only"
+        return observe_fsdp(self.run)
+
+    @cached_property
+    def bandwidth(self) -> dict[tuple[str, str], Reached | str]:
+        """(operation, group) -> what it reaches of what its links allow, or why that is not known."""
+        return reached(self.study)
 
     @cached_property
     def experts(self) -> list[tuple[int, str, int, float]]:

@@ -51,7 +51,7 @@ def title(name: str, meta: str) -> None:
 
 def verdict(text: str, why: str = "", following: Sequence[str] = (), commands: Sequence[str] = ()) -> None:
     """VERDICT, WHY, NEXT: what a person sees first."""
-    lead, meaning, rest = emphasis(text)
+    lead, meaning, rest = emphasis(text[:1].upper() + text[1:])
     marked = f'<span class="{_EMPHASIS[meaning]}">{escape(lead)}</span>' if meaning else ""
     lines = f'<dt class="v">VERDICT</dt><dd class="v">{marked}{inline(rest)}</dd>'
     if why:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from html import escape
 
+from dtprof.advise.rules.comm_bandwidth import LEAST_BYTES, Reached
 from dtprof.analyse.results import Operation
 from dtprof.numbers import NOT_KNOWN, Scale, count, fixed, percent, size, time
 from dtprof.report.budget import MANY
@@ -18,6 +19,7 @@ from dtprof_dashboards import show
 from dtprof_dashboards.view import Page, View
 
 FEW_POINTS = 6
+UNJUDGED = "operations that do not end together on all ranks, or belong to no step, are not judged"
 
 
 def render(view: View) -> None:
@@ -36,7 +38,9 @@ def render(view: View) -> None:
     exposed = {k: v for k, v in facts.accounting.mean_shares().items() if k.startswith("comm_") and v}
     told = {"comm_wait_ns": "waiting", "comm_transfer_ns": "moving data", "comm_unsplit_ns": "not split"}
     shares = ", ".join(f"{told[k]} {percent(v)}" for k, v in exposed.items())
-    otherwise = f"{percent(sum(exposed.values()))} of the step is exposed communication" if exposed else "nothing is exposed"
+    otherwise = (
+        f"{percent(sum(exposed.values()))} of the step is exposed communication" if exposed else "No communication is exposed"
+    )
     show.verdict_of(view.found("comm.", "ddp."), otherwise, f"of the step: {shares}" if shares else "")
     step = view.choose_step("every step")
     operations = [o for o in everything if step is None or o.step == step]
@@ -45,7 +49,7 @@ def render(view: View) -> None:
         return
     _operations(view, operations)
     _who_waits(operations)
-    _groups(operations)
+    _groups(view, operations)
     _sizes(operations)
 
 
@@ -83,15 +87,18 @@ def _wait_cell(operation: Operation, rank: int, top: int, scale: Scale) -> Cell:
     return Cell(log_level(wait or 0, top), scale.text(wait), f"{who} · waits {time(wait)}")
 
 
-def _groups(operations: list[Operation]) -> None:
+def _groups(view: View, operations: list[Operation]) -> None:
     by_group: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     for operation in operations:
         by_group[(operation.group, operation.op)].append(operation)
     sums = {key: _sums(found) for key, found in by_group.items()}
     scale = Scale.of(v for found in sums.values() for v in found[:3])
     ordered = sorted(by_group, key=lambda key: -sum(sum(o.dur_ns.values()) for o in by_group[key]))[:40]
-    rows = []
+    rows, reasons = [], dict[str, None]()
     for key in ordered:
+        may = view.opened.bandwidth.get((key[1], key[0]), UNJUDGED)
+        if isinstance(may, str):
+            reasons[may] = None
         found, (spent, wait, move) = by_group[key], sums[key]
         moved = [o.bytes for o in found if o.bytes and o.bytes_known != "unknown"]
         rates = sorted(o.busbw_gb_s for o in found if o.busbw_gb_s is not None)
@@ -100,12 +107,27 @@ def _groups(operations: list[Operation]) -> None:
                 group_words(key[0]) if key[0] else "group not known", op_words(key[1]), count(len(found)),
                 size(sum(moved)) if moved else NOT_KNOWN, scale.text(spent), scale.text(wait), scale.text(move),
                 fixed(rates[len(rates) // 2], 2) if rates else NOT_KNOWN,
+                NOT_KNOWN if isinstance(may, str) else _allowed(may),
+                NOT_KNOWN if isinstance(may, str) else percent(may.share),
             ]
         )  # fmt: skip
     unit = scale.unit
     heads = ["group", "operation", "count", "bytes", f"in it, {unit}", f"waiting, {unit}", f"moving, {unit}", "busbw, GB/s"]
-    sub = "Summed over operations and ranks; moving is counted on every rank. busbw: median, by nccl-tests’ convention."
-    show.section("By group and operation", sub, show.table(heads, rows, range(2, 8)))
+    heads += ["expected, GB/s", "reached"]
+    sub = (
+        "Summed over operations and ranks; moving is counted on every rank. busbw: median, by nccl-tests’ convention. "
+        f"Expected: what the group’s links allow; reached: its operations of {size(LEAST_BYTES)} or more that travel alone, "
+        "by that."
+    )
+    if reasons:
+        sub += f" Not known: {'; '.join(reasons)}."
+    show.section("By group and operation", escape(sub), show.table(heads, rows, range(2, 10)))
+
+
+def _allowed(found: Reached) -> str:
+    """Bus bandwidth that the links allow, GB/s."""
+    low, high = (fixed(gb_s, 2) for gb_s in found.allowed_gb_s)
+    return low if low == high else f"{low} to {high}"
 
 
 def _sums(found: list[Operation]) -> tuple[float, float | None, float | None]:

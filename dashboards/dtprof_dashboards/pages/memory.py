@@ -38,7 +38,7 @@ def render(view: View) -> None:
     said = words.sentences(facts)
     highest = max(found, key=lambda p: p.peak.bytes if p.peak else 0)
     peak = highest.peak
-    text = f"the peak is {bytes_words(peak.bytes)}, on {words.label(highest)}" if peak else "no peak is known"
+    text = f"The peak is {bytes_words(peak.bytes)}, on {words.label(highest)}" if peak else "no peak is known"
     show.verdict_of(view.found("memory."), text, said[0] if said else "")
     ordinals = [p.part for p in found]
     names = {p.part: words.label(p) for p in found}

@@ -23,21 +23,13 @@ def render(view: View) -> None:
             "A job records it with dtprof's metric of that name; the sample does:\ndtprof job moe --ranks 2",
         )
         return
-    steps: list[int | None] = [None, *sorted({step for step, *_ in every})]
-    step = selection.choose("step", "Step", steps, lambda s: "mean of all" if s is None else f"step {s}")
     layers = sorted({layer for _, layer, _, _ in every})
     experts = sorted({expert for _, _, expert, _ in every})
+    _said(view, _mean(every, None, layers, experts), experts)
+    steps: list[int | None] = [None, *sorted({step for step, *_ in every})]
+    step = selection.choose("step", "Step", steps, lambda s: "mean of all" if s is None else f"step {s}")
     held = _mean(every, step, layers, experts)
     ratio = {layer: _imbalance(row) for layer, row in held.items()}
-    worst = max(ratio, key=lambda layer: ratio[layer])
-    share = max(held[worst]) / (sum(held[worst]) or 1)
-    busiest = experts[int(np.argmax(held[worst]))]
-    show.verdict_of(
-        view.found("moe."),
-        f"the busiest expert takes {digits(ratio[worst])} times the even share",
-        f"layer {worst}: expert {busiest} takes {percent(share)} of the tokens of {len(experts)} experts; a synchronous step "
-        "waits for the busiest",
-    )
     _heat(held, experts)
     rows = [
         [layer, count(round(sum(row))), str(experts[int(np.argmax(row))]), digits(ratio[layer]),
@@ -46,6 +38,19 @@ def render(view: View) -> None:
     ]  # fmt: skip
     heads = ["layer", "tokens per step", "busiest expert", "busiest by even share", "experts without a token"]
     show.section("Balance", "", show.table(heads, rows, {1, 2, 3, 4}))
+
+
+def _said(view: View, held: dict[str, list[float]], experts: list[int]) -> None:
+    """The verdict, over all steps."""
+    worst = max(held, key=lambda layer: _imbalance(held[layer]))
+    share = max(held[worst]) / (sum(held[worst]) or 1)
+    busiest = experts[int(np.argmax(held[worst]))]
+    show.verdict_of(
+        view.found("moe."),
+        f"The busiest expert takes {digits(_imbalance(held[worst]))} times the even share",
+        f"layer {worst}: expert {busiest} takes {percent(share)} of the tokens of {len(experts)} experts, mean of all steps; "
+        "a synchronous step waits for the busiest",
+    )
 
 
 def _mean(

@@ -10,6 +10,7 @@ from dtprof.model.ddp.observe import Seen
 from dtprof.numbers import Scale, count, percent, time
 from dtprof.report.charts.overlap import Lane, Lanes, overlap_figure
 from dtprof.report.operations import op_words
+from dtprof.run import Part
 from dtprof.schema import MISSING
 from dtprof_dashboards import show
 from dtprof_dashboards.view import Page, View
@@ -33,15 +34,7 @@ def render(view: View) -> None:
         rank = view.choose_rank()
     with right:
         step = view.choose_step()
-    found = _buckets(view, rank, step)
-    if found is None:
-        why = view.opened.ddp if isinstance(view.opened.ddp, str) else "this step was not captured whole"
-        found = _operations(view, rank, step)
-        sub = f"No buckets: {why}. Drawn are the operations of the step instead."
-        title = "Operations under the step"
-    else:
-        sub = "Tick: the bucket’s last gradient is ready. Thin: it waits to be sent. Full: its communication."
-        title = "Buckets under the backward pass"
+    found, title, sub = _lanes(view, rank, step)
     if found is None or not found.lanes:
         show.nothing(f"Nothing of step {step} on rank {rank}", "Choose another step or rank.")
         return
@@ -51,16 +44,39 @@ def render(view: View) -> None:
     _table(view)
 
 
+def _lanes(view: View, rank: int | None, step: int | None) -> tuple[Lanes | None, str, str]:
+    """What is drawn, its title, and what it means: DDP's buckets, FSDP's units, or the operations as they are."""
+    if found := _buckets(view, rank, step):
+        sub = "Tick: the bucket’s last gradient is ready. Thin: it waits to be sent. Full: its communication."
+        return found, "Buckets under the backward pass", sub
+    if found := _units(view, rank, step):
+        sub = (
+            "Each unit’s parameters are gathered before it works, its gradients reduced and scattered after its backward pass."
+        )
+        return found, "Gathers and reductions under the step", f"{sub} Full: from the last rank’s handing over to the end here."
+    return _operations(view, rank, step), "Operations under the step", _why(view)
+
+
+def _why(view: View) -> str:
+    """Why operations are drawn, and neither buckets nor units."""
+    ddp, fsdp = view.opened.ddp, view.opened.fsdp
+    if not isinstance(view.opened.pipeline, str):
+        return "The messages between stages and the other operations of the step."
+    whole = "this step was not captured whole"
+    reasons = f"No buckets: {ddp if isinstance(ddp, str) else whole}. No units: {fsdp if isinstance(fsdp, str) else whole}."
+    return f"{reasons} Drawn are the operations of the step instead."
+
+
 def _said(view: View) -> None:
     rows = view.opened.rows
     keys = ("comm_wait_ns", "comm_transfer_ns", "comm_unsplit_ns")
     exposed = sum(r.parts[k] for r in rows for k in keys) / len(rows)
     hidden = sum(r.hidden for r in rows) / len(rows)
     whole = exposed + hidden
-    text = f"{percent(hidden / whole)} of communication is hidden under work" if whole else "no communication in the steps"
+    text = f"{percent(hidden / whole)} of communication is hidden under work" if whole else "No communication in the steps"
     why = f"{time(hidden)} hidden and {time(exposed)} exposed per step, mean of the ranks" if whole else ""
     found = view.found("ddp.", "comm.exposed")
-    show.verdict(text, why, [f.title for f in found[:2]])
+    show.verdict(text, why, [f.next for f in found[:1] if f.next])
 
 
 def _buckets(view: View, rank: int | None, step: int | None) -> Lanes | None:
@@ -79,6 +95,25 @@ def _buckets(view: View, rank: int | None, step: int | None) -> Lanes | None:
         lanes.append(Lane(f"bucket {number}", size, round(ready - begin), round(start - begin), round(end - begin)))
     backward = (round(mine.backward[0] - mine.begin), round(mine.backward[1] - mine.begin)) if mine.backward else None
     return Lanes(f"rank {rank}, step {step}", round(mine.end - mine.begin), backward, tuple(lanes))
+
+
+def _units(view: View, rank: int | None, step: int | None) -> Lanes | None:
+    """Lanes of the gathers and reductions of FSDP's units in one step of one rank."""
+    seen = view.opened.fsdp
+    if isinstance(seen, str) or step not in seen.steps or rank not in seen.ranks:
+        return None
+    found, mine = seen.steps[step], seen.ranks.index(rank)
+    zero = found.begins[mine]
+    lanes = []
+    for taken in found.taken:
+        unit = seen.units[taken.op.unit].name or "root" if taken.op.kind != "other" else ""
+        name = f"{taken.op.kind} {unit}" if unit else op_words(taken.op.op)
+        lanes.append(Lane(name, taken.op.bytes, None, round(taken.handed - zero), round(taken.end - taken.early[mine] - zero)))
+    part = next(p for p in view.facts.run.parts if p.rank == rank)
+    steps = view.facts.run.table("steps", part.ordinal)
+    begin = int(steps["host_ts"][steps["step"] == step][0])
+    backward = _backward(view, part, step, begin + part.clock_offset_ns)
+    return Lanes(f"rank {rank}, step {step}", round(found.ends[mine] - zero), backward, tuple(lanes))
 
 
 def _operations(view: View, rank: int | None, step: int | None) -> Lanes | None:
@@ -106,10 +141,15 @@ def _operations(view: View, rank: int | None, step: int | None) -> Lanes | None:
     longest = sorted(
         sorted(lanes, key=lambda lane: -((lane.end or 0) - (lane.start or 0)))[:MOST_LANES], key=lambda x: x.start or 0
     )
-    phases = [p for p in facts.phases.times if p.part == part.ordinal and p.step == step and p.phase == "backward"]
-    host = [(p.ts + part.clock_offset_ns - zero, p.ts + part.clock_offset_ns - zero + p.dur_ns) for p in phases]
-    backward = (min(h[0] for h in host), max(h[1] for h in host)) if host and not account.on_device else None
+    backward = None if account.on_device else _backward(view, part, step, zero)
     return Lanes(f"rank {rank}, step {step}", account.dur_ns, backward, tuple(longest))
+
+
+def _backward(view: View, part: Part, step: int | None, zero: int) -> tuple[int, int] | None:
+    """Begin and end of the backward pass on the host, ns from ``zero`` on the run's clock."""
+    phases = [p for p in view.facts.phases.times if p.part == part.ordinal and p.step == step and p.phase == "backward"]
+    host = [(p.ts + part.clock_offset_ns - zero, p.ts + part.clock_offset_ns - zero + p.dur_ns) for p in phases]
+    return (min(h[0] for h in host), max(h[1] for h in host)) if host else None
 
 
 def _table(view: View) -> None:

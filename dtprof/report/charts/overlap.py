@@ -57,12 +57,13 @@ def overlap_figure(found: Lanes, width: float) -> str:
         body.append(svg.text(x(a) + 4, TOP - 26, f"backward {time(b - a)}", "b"))
         body.append(svg.line(x(b), TOP - 22, x(b), bottom, "lead"))
     for i, lane in enumerate(found.lanes):
-        body += _lane(lane, left, TOP + i * PITCH, x, per_ns)
+        body += _lane(lane, left, TOP + i * PITCH, x, per_ns, x(found.backward[1] if found.backward else found.end))
     body += axis(left, right, bottom + 4, found.end, width=width)
-    return svg.figure(width, bottom + 28, f"{found.label}: {len(found.lanes)} buckets under the backward pass", body)
+    return svg.figure(width, bottom + 28, f"{found.label}: {len(found.lanes)} lanes of communication under the step", body)
 
 
-def _lane(lane: Lane, left: float, y: float, x: svg.Place, per_ns: float) -> list[str]:
+def _lane(lane: Lane, left: float, y: float, x: svg.Place, per_ns: float, mark: float) -> list[str]:
+    """One lane; its words lie at the left of the bar where at the right they would meet the line at ``mark``."""
     body = [svg.text(left - 10, y + 10, lane.name, "", "end")]
     held = "" if lane.bytes is None else f" · {size(lane.bytes)}"
     if lane.ready is not None and lane.start is not None and lane.start > lane.ready:
@@ -82,6 +83,10 @@ def _lane(lane: Lane, left: float, y: float, x: svg.Place, per_ns: float) -> lis
     title = f"{lane.name}{held} · in communication {time(lane.end - lane.start)}, from {time(lane.start)} to {time(lane.end)}"
     w = max((lane.end - lane.start) * per_ns, 1.0)
     body.append(svg.rect(x(lane.start), y, w, HIGH, svg.fill("comm_transfer_ns"), title))
-    words = size(lane.bytes) if lane.bytes is not None else ""
-    body.append(svg.text(x(lane.end) + 6, y + 10, f"{words}, {time(lane.end - lane.start)}".strip(", "), "m"))
+    words = f"{size(lane.bytes) if lane.bytes is not None else ''}, {time(lane.end - lane.start)}".strip(", ")
+    first, wide = min(lane.start, lane.start if lane.ready is None else lane.ready), svg.width_of(words)
+    if x(lane.end) + 6 < mark < x(lane.end) + 6 + wide and x(first) - 8 - wide > left:
+        body.append(svg.text(x(first) - 8, y + 10, words, "m", "end"))
+    else:
+        body.append(svg.text(x(lane.end) + 6, y + 10, words, "m"))
     return body
