@@ -1,7 +1,9 @@
 // One event in words, beside its operation on every rank.
 function details(told, view) {
-  const head = element("div", "tl-name");
-  head.append(element("h3", "", told.name), element("span", "tl-muted", told.where));
+  const head = element("div", "tl-name"), name = element("h3", "", told.name);
+  name.title = told.name;
+  name.onclick = () => name.classList.toggle("tl-all");
+  head.append(name, element("span", "tl-muted", told.where));
   const near = element("button", "", "Zoom to it");
   near.onclick = () => view.frame(told.start, told.end);
   head.append(near);
