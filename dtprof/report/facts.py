@@ -78,14 +78,15 @@ def gather(study: Lens) -> Facts:
     from dtprof.advise.recommend import verdict
     from dtprof.advise.verify import verdicts
 
+    found = findings(study)
     return Facts(
         run=study.run,
         accounting=study.result("accounting"),
         comm=study.result("comm"),
         kernels=study.result("kernels"),
         phases=study.result("phases"),
-        findings=tuple(findings(study)),
-        verdict=verdict(study),
+        findings=tuple(found),
+        verdict=verdict(study, found),
         quality=quality_of(study.run),
         verdicts=tuple(verdicts(Path(study.run.path))) if study.run.format == "dtprof" else (),
         memory=study.result("memory"),

@@ -1,18 +1,22 @@
 """Every page of every shape draws, says what is missing, and shows the numbers of ``report --json``."""
 
 import json
+import re
 import shutil
 
 import pytest
 
 import dtprof
+from dtprof.advise.rules.comm_bandwidth import reached
 from dtprof.analyse import study_of
 from dtprof.numbers import Scale, percent, time
 from dtprof.report.document import document
 from dtprof.run import Manifest, MemoryStore, Part, Run
 from dtprof.table import Table
 from dtprof_dashboards.pages import PAGES
+from tests.unit.advise.test_comm_rules import all_reduces, job
 from tests.unit.dashboards.conftest import write_run
+from tests.unit.model.test_fsdp import measured
 from tests.unit.shapes import SHAPES
 
 SLUGS = [page.slug for page in PAGES]
@@ -68,6 +72,33 @@ def test_eight_ranks_of_a_real_trace(draw, truth):
     assert percent(told["kernels"]["short_share"]) in kernels
     for kernel in told["kernels"]["top"][:3]:
         assert kernel["name"][:60] in kernels
+
+
+def test_the_units_of_fsdp_are_told_apart(draw, tmp_path):
+    run, _ = measured(count=3)
+    drawn = draw(write_run(run, tmp_path / "fsdp"), page="overlap")
+    assert "Gathers and reductions under the step" in drawn.heads
+    for unit in range(3):
+        # freed after the forward pass, but for the last one's backward pass, which follows at once
+        assert drawn.markup.count(f">gather blocks.{unit}<") == 2
+        assert drawn.markup.count(f">reduce blocks.{unit}<") == 1
+
+
+def test_what_links_allow_is_beside_what_was_reached_or_the_reason(draw, shapes):
+    drawn = draw(shapes, page="communication", run="gloo_cpu")
+    reasons = {r for r in reached(study_of(dtprof.open_run(shapes / "gloo_cpu"))).values() if isinstance(r, str)}
+    assert "expected, GB/s" in drawn.text and reasons
+    for reason in reasons:
+        assert plain(reason) in drawn.text
+
+
+def test_a_group_that_reaches_a_quarter_of_its_links(draw, tmp_path):
+    """50 GB/s on eight A100, which were measured at about 200."""
+    drawn = draw(write_run(job(8, all_reduces(50)), tmp_path / "slow"), page="communication")
+    cells = re.search(
+        r"all-reduce</td>.*?>50\.\d\d</td><td class=n>([\d.]+) to ([\d.]+)</td><td class=n>26%</td>", drawn.markup
+    )
+    assert cells and 150 < float(cells[1]) < 202 < float(cells[2]) < 250
 
 
 def test_an_address_restores_what_it_shows(draw, shapes):

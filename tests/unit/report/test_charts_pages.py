@@ -1,5 +1,6 @@
 """Figures of the pages: lengths are true to their numbers, nothing is drawn twice, names stay text."""
 
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -127,6 +128,13 @@ def test_lanes_lie_where_they_ran():
     wait, move = rects(figure, svg.fill("comm_wait_ns"))[0], rects(figure, svg.fill("comm_transfer_ns"))[0]
     assert move[2] == pytest.approx(3 * wait[2], rel=0.01) and wait[0] + wait[2] == pytest.approx(move[0], abs=0.1)
     assert overlap.Lanes("rank 0", 100, None, lanes).exposed_ns == 0
+
+
+def test_words_of_a_lane_do_not_cross_the_end_of_the_backward_pass():
+    early, late = overlap.Lane("early", None, None, 10 * MS, 20 * MS), overlap.Lane("late", None, None, 80 * MS, 88 * MS)
+    figure = overlap.overlap_figure(overlap.Lanes("rank 0", 100 * MS, (5 * MS, 90 * MS), (early, late)), 900.0)
+    assert re.search(r'text-anchor="end"[^>]*>8.00.ms<', figure)
+    assert not re.search(r'text-anchor="end"[^>]*>10.0.ms<', figure)
 
 
 def test_passes_lie_where_they_ran_and_the_bubble_sums():
