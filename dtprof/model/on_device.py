@@ -18,7 +18,7 @@ from dtprof.intervals import Ints
 from dtprof.model.algorithm import by_algorithm
 from dtprof.model.gates import Gates, check
 from dtprof.model.graph.build import build
-from dtprof.model.graph.graph import EdgeKind, NodeKind, StepGraph
+from dtprof.model.graph.graph import CyclicError, EdgeKind, NodeKind, StepGraph
 from dtprof.model.outcome import Outcome, withheld
 from dtprof.model.simulate.as_run import simulated_run
 from dtprof.model.simulate.engine import Times, simulate
@@ -28,6 +28,10 @@ from dtprof.run import Run
 MODEL = "step graph"
 _SCALES = {"compute.matmul_scale": "gemm", "compute.attention_scale": "attention", "compute.elementwise_scale": "elementwise"}
 # edits that change what the host does, which gate 3 may withhold
+_CYCLIC = (
+    "operations of this run wait for each other in a circle, as read: messages of several groups cannot be told apart; a run "
+    "in which one group alone sends and receives, or one on NCCL, whose traces name the group, would tell"
+)
 _OF_HOST = {"ideal.loader", "ideal.rank"}
 
 
@@ -59,7 +63,10 @@ def predict(run: Run, edits: Sequence[Edit]) -> Outcome:
     """The step of a run under ``edits``, by its step graph."""
     if unknown := [f"{e.key} is not part of the step graph's edits" for e in edits if e.key not in _EDITS]:
         return withheld(edits, unknown, model=MODEL)
-    graph, gates = checked(run)
+    try:
+        graph, gates = checked(run)
+    except CyclicError:
+        return withheld(edits, (_CYCLIC,), model=MODEL)
     record = _record(gates)
     reasons = [*gates.reasons]
     if any(e.key in _OF_HOST for e in edits):

@@ -39,6 +39,7 @@ JOBS = {
     "tensor_parallel": (TRANSFORMER, 1),
     "context_parallel": (TRANSFORMER, 1),
     "moe": (TRANSFORMER, 1),
+    "hybrid": ([*TRANSFORMER, "--dp", "1", "--tp", "2", "--pp", "1", "--microbatches", "2"], 2),
 }
 MS = 1e6
 # of a delay that was taken out or planted: what sleeping on a busy machine costs

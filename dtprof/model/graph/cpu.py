@@ -10,6 +10,7 @@ message meets where it has been sent and asked for: gloo's send waits for the re
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from dtprof.model.graph.nodes import PartNodes
 from dtprof.model.graph.threads import Threads, Wait, waits_of
 from dtprof.run import Run
 from dtprof.schema import MISSING, MISSING32
+from dtprof.table import Table
 
 # of the messages, from both there to the end of the first: most ends are only seen when somebody looks
 _MESSAGE_QUANTILE = 0.25
@@ -98,11 +100,14 @@ def _messages(run: Run, builder: Builder, threads: list[Threads], out: Meetings)
         comm, rank = run.table("comm", t.nodes.part), t.nodes.rank
         if rank is None:
             continue
-        for op, event, peer in zip(comm.text("op"), comm["event"].tolist(), comm["peer"].tolist(), strict=True):
-            if op == "send" and peer != MISSING32:
-                sent[rank, peer].append((t.nodes.part, event))
-            elif op == "recv" and peer != MISSING32:
-                asked[peer, rank].append((t.nodes.part, event))
+        number = _ranks_of_peers(run, rank, run.table("groups", t.nodes.part))
+        columns = (comm["event"].tolist(), comm["peer"].tolist(), comm["group"].tolist())
+        for op, event, peer, group in zip(comm.text("op"), *columns, strict=True):
+            other = number(peer, group)
+            if op == "send" and other is not None:
+                sent[rank, other].append((t.nodes.part, event))
+            elif op == "recv" and other is not None:
+                asked[other, rank].append((t.nodes.part, event))
     matched = [(found, asked[ends]) for ends, found in sent.items() if len(found) == len(asked[ends])]
     pairs = [pair for both in matched for pair in zip(*both, strict=True)]
     pairs = [pair for pair in pairs if all(end in there for end in pair)]
@@ -114,6 +119,30 @@ def _messages(run: Run, builder: Builder, threads: list[Threads], out: Meetings)
         node = builder.node(NodeKind.MEET, -1, -1, -1, begin, lasts)
         for part, row in pair:
             out[part][row] = node, begin + lasts
+
+
+def _ranks_of_peers(run: Run, rank: int, groups: Table) -> Callable[[int, int], int | None]:
+    """(peer in its group, group or missing) -> rank; None where it cannot be told.
+
+    gloo does not say to which group a message belongs. Where the job has a group along the pipeline's axis it is that one, and
+    where it has none but that of all ranks it is this.
+    """
+    rows = [groups.row(i) for i in range(len(groups))]
+    members = {row["id"]: list(row["ranks"]) for row in rows if row["ranks"]}
+    told = [group for group in run.manifest.groups if rank in (group.get("ranks") or ())]
+    staged = [list(group["ranks"]) for group in told if group.get("axis") == "pp"]
+    every = [*members.values(), *(group["ranks"] for group in told)]
+    alone = not any(len(ranks) < (run.world_size or len(run.parts)) for ranks in every)
+
+    def number(peer: int, group: int) -> int | None:
+        of = members.get(group) or (staged[0] if len(staged) == 1 else None)
+        if peer == MISSING32:
+            return None
+        if of is None:
+            return peer if alone else None
+        return of[peer] if peer < len(of) else None
+
+    return number
 
 
 def _operations(threads: Threads, builder: Builder, placed: Placed, meets: dict[int, tuple[int, int]]) -> None:

@@ -40,6 +40,10 @@ class EdgeKind(IntEnum):
 FILLS, YIELDS = 1, 2
 
 
+class CyclicError(ValueError):
+    """Operations that wait for each other: what was taken for one of them belongs to another."""
+
+
 @dataclass(frozen=True)
 class StepGraph:
     """The measured window of all parts as one graph.
@@ -170,5 +174,5 @@ def topological(count: int, src: NDArray[np.int64], dst: NDArray[np.int64], star
                 ready.append(after)
     if len(found) < count:
         left = next(n for n in range(count) if missing[n] > 0)
-        raise ValueError(f"the step graph has a cycle through node {left}")
+        raise CyclicError(f"the step graph has a cycle through node {left}")
     return np.array(found, np.int64)
