@@ -31,7 +31,7 @@ def render(view: View) -> None:
         show.nothing(
             "Memory was not recorded",
             "Neither the memory collector’s counts, nor allocator events, nor an allocator snapshot are in this run.",
-            "dtprof run records it; dtprof doctor says what this machine can give:\n"
+            "A run records it, and the doctor says what this machine can give:\n"
             "dtprof run -- torchrun --nproc_per_node=2 train.py\ndtprof doctor",
         )
         return

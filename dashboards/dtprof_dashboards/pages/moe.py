@@ -86,7 +86,7 @@ def _heat(held: dict[str, list[float]], experts: list[int]) -> None:
         rows.append((layer or "layer not named", cells))
     heads = [f"expert {e}" if i == 0 else str(e) for i, e in enumerate(experts)]
     figure = matrix_figure(rows, heads, "compute_ns", show.FULL, "Tokens by layer and expert")
-    sub = "Tokens that each expert takes per step, all ranks together; darker is more."
+    sub = "Tokens that each expert takes per step, all ranks together; the stronger the colour, the more."
     show.section("Tokens per expert and layer", escape(sub), show.figure(figure))
 
 

@@ -12,6 +12,7 @@ import streamlit as st
 from dtprof.analyse.results import ACCOUNTING
 from dtprof.edits import KEYS
 from dtprof.errors import DtprofError
+from dtprof.model.fsdp.marks import has_fsdp
 from dtprof.model.outcome import Outcome
 from dtprof.numbers import change, interval, percent, time
 from dtprof.report.budget import mean
@@ -44,6 +45,13 @@ PIPELINE = (
     Control("pipeline.schedule", ("1f1b", "gpipe", "interleaved", "zero-bubble")),
     Control("pipeline.microbatches", ("2", "4", "8", "16", "32")),
     Control("pipeline.balance", ("even",)),
+)
+FSDP = (
+    Control("fsdp.prefetch", ("0", "1", "2", "3")),
+    Control("fsdp.reshard_after_forward", ("true", "false")),
+    Control("fsdp.wrap", ("1", "2", "3", "4")),
+    Control("net.bandwidth_scale", ("0.25", "0.5", "2", "4", "10")),
+    Control("net.latency_scale", ("0.1", "0.5", "2", "4")),
 )
 DEVICE = (
     Control("net.bandwidth_scale", ("0.5", "2", "4")),
@@ -82,6 +90,8 @@ def _controls(view: View) -> tuple[str, ...]:
     """A box for each edit that the model of this run may follow; the edits that are chosen."""
     if isinstance(view.opened.pipeline, str):
         controls: tuple[Control, ...] = DEVICE if view.facts.accounting.on_device else DDP
+        if has_fsdp(view.facts.run):
+            controls = (*FSDP[:3], *DEVICE) if view.facts.accounting.on_device else FSDP
         ranks = tuple(map(str, view.facts.run.ranks))
         controls += (Control("ideal.rank", ranks),) if len(ranks) > 1 else ()
     else:
@@ -103,7 +113,8 @@ def _reset(boxes: list[str]) -> None:
 
 
 def _start(view: View) -> None:
-    show.markup('<p class="big">Choose a change at the left</p>')
+    told = "Its step is predicted with an interval, the error of replaying the measured steps, and the share left unexplained."
+    show.markup(f'<p class="big">Choose a change at the left</p><p class="meta">{told}</p>')
     advised = [f for f in view.facts.findings if f.edit]
     if advised:
         rows = [[f.title, ", ".join(f"{k}={v}" for k, v in (f.edit or {}).items())] for f in advised]
@@ -187,7 +198,7 @@ def _judged(value: float) -> str:
 def _range(view: View, edits: tuple[str, ...], outcome: Outcome) -> None:
     """All values of the first edit that has several, the others held."""
     key, _, value = edits[0].partition("=")
-    controls = {c.key: c for c in (*DDP, *PIPELINE, *DEVICE)}
+    controls = {c.key: c for c in (*DDP, *FSDP, *PIPELINE, *DEVICE)}
     control = controls.get(key)
     if control is None or len(control.values) < 3 or outcome.predicted_ns is None or not outcome.measured_ns:
         return

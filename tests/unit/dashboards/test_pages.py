@@ -9,13 +9,15 @@ import pytest
 import dtprof
 from dtprof.advise.rules.comm_bandwidth import reached
 from dtprof.analyse import study_of
+from dtprof.edits import parse_edits
+from dtprof.model.whatif import what_if
 from dtprof.numbers import Scale, percent, time
 from dtprof.report.document import document
 from dtprof.run import Manifest, MemoryStore, Part, Run
 from dtprof.table import Table
 from dtprof_dashboards.pages import PAGES
 from tests.unit.advise.test_comm_rules import all_reduces, job
-from tests.unit.dashboards.conftest import write_run
+from tests.unit.dashboards.conftest import Drawn, write_run
 from tests.unit.model.test_fsdp import measured
 from tests.unit.shapes import SHAPES
 
@@ -82,6 +84,20 @@ def test_the_units_of_fsdp_are_told_apart(draw, tmp_path):
         # freed after the forward pass, but for the last one's backward pass, which follows at once
         assert drawn.markup.count(f">gather blocks.{unit}<") == 2
         assert drawn.markup.count(f">reduce blocks.{unit}<") == 1
+
+
+def test_what_if_offers_the_edits_of_fsdp_where_fsdp_ran(draw, tmp_path):
+    run, _ = measured(count=3)
+    run.manifest.knobs.pop("simulated")
+    path = write_run(run, tmp_path / "fsdp")
+    drawn = draw(path, page="whatif")
+    labels = [s.label for s in drawn.tester.selectbox]
+    assert "fsdp.prefetch" in labels and "ddp.bucket_cap_mb" not in labels
+    told = what_if(dtprof.open_run(path), parse_edits(["fsdp.prefetch=2"]))
+    drawn.box("fsdp.prefetch").set_value("2")
+    again = Drawn(drawn.tester.run())
+    assert told.predicted_ns is not None and plain(f"→ {time(told.predicted_ns)}") in again.text
+    assert "The whole range" in again.heads
 
 
 def test_what_links_allow_is_beside_what_was_reached_or_the_reason(draw, shapes):
