@@ -14,6 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RUN = HERE.parent / "runs" / "demo"
 PAGES = ("overview", "ranks", "overlap", "timeline", "whatif")
+# what What-if shows: the planted slow rank as fast as the others
+EDIT = ("ideal.rank", "1")
 WIDTH, HEIGHT = 1440, 900
 
 
@@ -40,7 +42,12 @@ def main() -> int:
                     tab.goto(f"{url}/?page={page}")
                     tab.wait_for_selector(".dt .foot", timeout=60_000)
                     tab.wait_for_selector("[data-test-script-state=notRunning]", timeout=60_000)
-                    tab.wait_for_timeout(800)
+                    if page == "whatif":
+                        tab.click(f"[data-testid=stSelectbox]:has-text('{EDIT[0]}')")
+                        tab.click(f"[role=option]:has-text('{EDIT[1]}')")
+                        tab.wait_for_selector(".dt h2:text-matches('Predicted beside|Withheld')", timeout=60_000)
+                        tab.wait_for_selector("[data-test-script-state=notRunning]", timeout=60_000)
+                    tab.wait_for_timeout(2000)
                     tab.screenshot(path=folder / f"{page}.{theme}.png")
             browser.close()
     finally:
