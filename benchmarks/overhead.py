@@ -1,12 +1,13 @@
 """What dtprof costs a training loop that it measures.
 
-    python benchmarks/overhead.py [--json] [--triples 40] [--rounds 6]
+    python benchmarks/overhead.py [--json] [--triples 300] [--rounds 6]
 
-One process trains a small GPT under DistributedDataParallel (a group of one) on one core. Runs of eight steps come in
-triples of random order: A and A2 without dtprof, B with a session (all collectors, nothing captured), a watched loader, four
-ranges and ``step()``. All three train one model, since two equal ones differ by several percent for where their memory lies;
-between the runs, and outside their times, the gradient hooks are put on for B and taken off for A and A2. Times are CPU times
-of the process, unless the name says wall. Keys, ratios unless the name says otherwise:
+One process trains a small GPT under DistributedDataParallel (a group of one) on one core. Steps come in triples of random
+order: A and A2 without dtprof, B with a session (all collectors, nothing captured), a watched loader, four ranges and
+``step()``. All three train one model, since two equal ones differ by several percent for where their memory lies; between
+the steps, and outside their times, the gradient hooks are put on for B and taken off for A and A2. As only every third step is
+the session's, what it does now and then (writing, sampling) is made three times as rare. Times are CPU times of the process,
+unless the name says wall. Keys, ratios unless the name says otherwise:
 
     light_fraction  geometric mean of B/A over the triples, minus 1 (10% trimmed at each end)
     light_high      upper end of its 95% bootstrap interval
@@ -38,12 +39,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 import dtprof
+from dtprof import jsonl
+from dtprof.session import core
 from dtprof.session.folder import describe
+from dtprof_collectors import host, memory
 from dtprof_sample_jobs.common.data import SyntheticTokens
 from dtprof_sample_jobs.common.model import GPT
 
 ACTIVE = 5
-TOGETHER = 8
+STEPS_PER_OWN = 3
 
 
 class Loop:
@@ -89,12 +93,19 @@ class Hooks:
         self.on = wanted
 
 
-def timed(step, first):
-    """CPU seconds of a step, the mean of TOGETHER."""
+def timed(function, *args):
     begin = time.process_time()
-    for k in range(first, first + TOGETHER):
-        step(k)
-    return (time.process_time() - begin) / TOGETHER
+    function(*args)
+    return time.process_time() - begin
+
+
+def rarer():
+    """Have the session write and sample as often per step of its own as in a job in which every step is its own."""
+    core.SAMPLE_NS *= STEPS_PER_OWN
+    host.LOAD_NS *= STEPS_PER_OWN
+    for module in (host, memory):
+        module.FLUSH_S *= STEPS_PER_OWN
+    jsonl.Appender.__init__.__kwdefaults__["flush_s"] *= STEPS_PER_OWN
 
 
 def trimmed_mean(values):
@@ -111,6 +122,7 @@ def interval(values, rng, draws=2000):
 
 def light(triples, rng):
     ratios, noise, plain = [], [], []
+    rarer()
     loop = Loop()
     with tempfile.TemporaryDirectory() as folder:
         with dtprof.profile(folder, capture=None) as prof:
@@ -129,7 +141,7 @@ def light(triples, rng):
                 took = {}
                 for name, way in ways:
                     hooks.only_if(name == "b")
-                    took[name] = timed(way, k * TOGETHER)
+                    took[name] = timed(way, k)
                 plain.append(took["a"])
                 ratios.append(math.log(took["b"] / took["a"]))
                 noise.append(math.log(took["a2"] / took["a"]))
@@ -208,7 +220,7 @@ def annotate_us():
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-    parser.add_argument("--triples", type=int, default=40, help="triples of eight steps each for the light cost (40)")
+    parser.add_argument("--triples", type=int, default=300, help="triples of steps for the light cost (300)")
     parser.add_argument("--rounds", type=int, default=6, help="captures of each kind (6)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
