@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,25 @@ class JobCommand:
             _parser(args.name).print_help()
             return 0
         lab = args.lab if late.lab is None else late.lab
-        os.environ.pop(LAB, None)
-        os.environ |= {} if lab is None else {LAB: lab}
-        job = _job_options(args.name, words, ranks)
-        network = None if lab is None else lab_for(lab, ranks, job.inject)
-        out = job.out or f"runs/{args.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        launcher: list[str] = getattr(_module(args.name), "torchrun_options", lambda _: [])(job)
-        code = _launch(args.name, ranks, [*words, "--out", out], launcher, to_stderr=as_json, network=network)
+        with _told_of(lab):
+            job = _job_options(args.name, words, ranks)
+            network = None if lab is None else lab_for(lab, ranks, job.inject)
+            out = job.out or f"runs/{args.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+            launcher: list[str] = getattr(_module(args.name), "torchrun_options", lambda _: [])(job)
+            code = _launch(args.name, ranks, [*words, "--out", out], launcher, to_stderr=as_json, network=network)
         return code if job.no_dtprof else _report(out, code, as_json)
+
+
+@contextlib.contextmanager
+def _told_of(lab: str | None) -> Iterator[None]:
+    """The checks and the ranks learn from the environment that there is a lab, or none."""
+    before = os.environ.pop(LAB, None)
+    os.environ |= {} if lab is None else {LAB: lab}
+    try:
+        yield
+    finally:
+        os.environ.pop(LAB, None)
+        os.environ |= {} if before is None else {LAB: before}
 
 
 def _own_options(parser: argparse.ArgumentParser) -> None:
