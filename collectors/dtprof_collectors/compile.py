@@ -4,9 +4,8 @@ Raw file
     compile.jsonl   one ``CompileLine`` per step in which something was compiled or a graph broke
 
 A step in which something was compiled is a warm-up step, unless the job says what it is. Compilations are heard of through
-the callbacks of ``torch._dynamo.callback``; those that went by before it was loaded, or in the steps after
-``torch._dynamo.reset()`` (which forgets its listeners; we are back within LISTEN_EVERY steps), are counted from
-``torch._dynamo.utils.counters`` and have no time.
+the callbacks of ``torch._dynamo.callback``; those that went by before it was loaded, or after ``torch._dynamo.reset()``
+within a step, are counted from ``torch._dynamo.utils.counters`` and have no time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from dtprof.table import Table
 
 FILE = "compile.jsonl"
 MOST_REASONS = 8
-LISTEN_EVERY = 16
 REASON_LENGTH = 300
 _FRAME = re.compile(r"/(\d+)")
 _METRICS = (("compiles", ""), ("recompiles", ""), ("compile_time", "ns"), ("graph_breaks", ""))
@@ -95,13 +93,13 @@ class CompileCollector:
     def on_step(self, step: int) -> None:
         """Write what was compiled in the step, if anything was."""
         self._status.warm_up = False
-        frames = _frames()
-        if not self._ids and frames == self._frames and step % LISTEN_EVERY:
-            return
-        if not self._listen() or (not self._ids and frames == self._frames):
+        if not self._listen():
             return
         ids, self._ids = self._ids, []
         took, self._ns = self._ns, 0
+        frames = _frames()
+        if not ids and frames == self._frames:
+            return
         unheard = max(frames - self._frames, 0) if not ids else 0
         breaks = _breaks()
         broken = breaks - self._breaks
