@@ -8,13 +8,12 @@ Writes the run OUT/run (default buckets, captured), then OUT/rank0.json: seconds
 
 import gc
 import json
-import random
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from by_turns import WARM, by_turns
 from torch.nn.parallel import DistributedDataParallel
 
 import dtprof
@@ -22,7 +21,7 @@ from dtprof_sample_jobs.common.emulate import Emulated, emulation
 from dtprof_sample_jobs.common.model import GPT
 
 HERE = Path(__file__).parent
-WARM, PLAIN, CAPTURED = 4, 16, 12
+PLAIN, CAPTURED = 16, 12
 
 
 class Job:
@@ -64,20 +63,7 @@ def profile(model, out):
 def measure(model, caps, steps):
     """Seconds of every step, all configurations by turns in random order."""
     jobs = {"default": Job(model, None), "default again": Job(model, None), **{str(cap): Job(model, cap) for cap in caps}}
-    for job in jobs.values():
-        for _ in range(WARM):
-            job.step()
-    gc.collect()
-    gc.disable()
-    chance, found = random.Random(1), {name: [] for name in jobs}
-    for _ in range(steps):
-        order = list(jobs)
-        chance.shuffle(order)
-        for name in order:
-            began = time.perf_counter()
-            jobs[name].step()
-            found[name].append(time.perf_counter() - began)
-    return found
+    return by_turns(jobs, steps)
 
 
 def main(model, out, caps, steps):

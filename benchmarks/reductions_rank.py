@@ -9,20 +9,19 @@ seconds of every step of every way.
 import contextlib
 import gc
 import json
-import random
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from buckets_rank import Job
+from by_turns import WARM, by_turns
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import dtprof
 from dtprof_sample_jobs.ddp import bf16_all_reduce
 
-WARM, PLAIN, CAPTURED = 4, 14, 8
+PLAIN, CAPTURED = 14, 8
 HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": bf16_all_reduce}
 
 
@@ -62,20 +61,7 @@ def measure(model, micro, steps):
         "plain": Way(model), "plain again": Way(model), "accumulate": Way(model, micro),
         "forgotten": Way(model, micro, sync=True), **{hook: Way(model, hook=hook) for hook in HOOKS},
     }  # fmt: skip
-    for way in ways.values():
-        for _ in range(WARM):
-            way.step()
-    gc.collect()
-    gc.disable()
-    chance, found = random.Random(1), {name: [] for name in ways}
-    for _ in range(steps):
-        order = list(ways)
-        chance.shuffle(order)
-        for name in order:
-            began = time.perf_counter()
-            ways[name].step()
-            found[name].append(time.perf_counter() - began)
-    return found
+    return by_turns(ways, steps)
 
 
 def main(model, out, micro, steps):

