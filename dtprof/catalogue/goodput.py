@@ -1,7 +1,7 @@
 """How often to save a checkpoint, and what part of the time is left for training.
 
-A save takes ``save_s`` seconds during which training stands, failures come ``mtbf_s`` seconds apart on average over the whole job
-(exponentially distributed), and after one it takes ``restart_s`` seconds until training goes on from the last save.
+A save takes ``save_s`` seconds during which training stands, failures come ``mtbf_s`` seconds apart on average over the whole
+job (exponentially distributed), and after one it takes ``restart_s`` seconds until training goes on from the last save.
 """
 
 from __future__ import annotations

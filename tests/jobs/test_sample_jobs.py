@@ -268,7 +268,7 @@ def test_flops_of_a_token_are_those_of_the_papers():
     # Megatron-LM 2021, equation 3 (per batch and without recomputation: 72 instead of 96)
     megatron = 72 * layers * dim**2 * (1 + sequence / (6 * dim) + vocabulary / (12 * layers * dim))
     assert flops_per_token(layers, dim, sequence, vocabulary) == pytest.approx(megatron, rel=1e-12)
-    assert mfu(1000, 10**12, 4, "NVIDIA H200", "bf16") == pytest.approx(1e15 / (4 * 989.5e12))
+    assert mfu(1000, 10**12, 4, "NVIDIA H200", "bf16") == pytest.approx(1e15 / (4 * 989.4e12))
     assert mfu(1000, 10**12, 4, "cpu: something", "bf16") is None
 
 
