@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from dtprof.errors import DtprofError, InputError, MissingExtra
 from dtprof.report.palette import SURFACE
 
 ROOT = "DTPROF_DASHBOARD"
+# its server tells its process there
+ALIVE = "/dtprof/alive"
 FIRST_PORT, PORTS = 8501, 50
 _PATIENCE_S = 60.0
 # option of the theme -> its colours in light and dark; controls have no hue
@@ -56,16 +58,23 @@ class DashboardCommand:
         _check_address(args.address)
         if find_spec("streamlit") is None:
             raise MissingExtra("the dashboard needs streamlit, which is not installed", "pip install 'dtprof[dashboard]'")
-        port = _port(args.address, args.port)
-        url = f"http://{f'[{args.address}]' if ':' in args.address else args.address}:{port}"
         signal.signal(signal.SIGTERM, _interrupt)
-        process = subprocess.Popen(command(args.address, port), env=environment(root), stdout=subprocess.DEVNULL)
-        try:
-            _wait(process, url)
-            _say(url, root, port, process.pid, args.json)
-            return process.wait()
-        finally:
-            _stop(process)
+        first = FIRST_PORT
+        while True:
+            port = _port(args.address, args.port, first)
+            url = f"http://{f'[{args.address}]' if ':' in args.address else args.address}:{port}"
+            process = subprocess.Popen(command(args.address, port), env=environment(root), stdout=subprocess.DEVNULL)
+            try:
+                if _answers(process, url):
+                    _say(url, root, port, process.pid, args.json)
+                    return process.wait()
+            finally:
+                _stop(process)
+            if process.returncode != 1 or _taken(args.address, port) is None:
+                reason = f"streamlit ended with {process.returncode}"
+                raise DtprofError(f"the dashboard did not start ({reason})", "see what it printed above")
+            # it was free when it was looked at, and another program was faster
+            first = port + 1
 
 
 def command(address: str, port: int) -> list[str]:
@@ -100,35 +109,44 @@ def _check_address(address: str) -> None:
         raise InputError(f"--address {address} is no IP address", "give one as 127.0.0.1, or leave it out") from None
 
 
-def _port(address: str, wanted: int | None) -> int:
-    """The port wanted, or the first free one."""
+def _port(address: str, wanted: int | None, first: int) -> int:
+    """The port wanted, or the first free one from ``first`` on."""
     if wanted is not None and not 1 <= wanted <= 65535:
         raise InputError(f"--port {wanted}: not from 1 to 65535", "leave it out for the first free one")
     problem: OSError | None = None
-    for port in range(FIRST_PORT, FIRST_PORT + PORTS) if wanted is None else [wanted]:
-        try:
-            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((address, port))
+    for port in range(first, FIRST_PORT + PORTS) if wanted is None else [wanted]:
+        problem = _taken(address, port)
+        if problem is None:
             return port
-        except OSError as error:
-            problem = error
     reason = problem.strerror if problem else "in use"
     where = f"{address}, port {wanted}" if wanted else f"{address}, ports {FIRST_PORT} to {FIRST_PORT + PORTS - 1}"
     raise InputError(f"{where}: cannot be served ({reason})", "give another --port or --address")
 
 
-def _wait(process: subprocess.Popen[bytes], url: str) -> None:
-    """Until the server answers. Raises DtprofError where it ends first."""
+def _taken(address: str, port: int) -> OSError | None:
+    """Why a port cannot be served now; None where it can."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, port))
+        return None
+    except OSError as error:
+        return error
+
+
+def _answers(process: subprocess.Popen[bytes], url: str) -> bool:
+    """Wait until this server answers, and no other at its address; False where it ended first."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + _PATIENCE_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            with opener.open(f"{url}/_stcore/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise DtprofError(f"the dashboard did not start (streamlit ended with {process.poll()})", "see what it printed above")
+            with opener.open(f"{url}{ALIVE}", timeout=5) as answer:
+                if answer.read(20) == str(process.pid).encode():
+                    return True
+        except (OSError, HTTPException):
+            pass
+        time.sleep(0.1)
+    return False
 
 
 def _say(url: str, root: Path, port: int, pid: int, as_json: bool) -> None:

@@ -59,3 +59,43 @@ def test_the_server_stays_on_loopback_and_sends_nothing(tmp_path):
     assert {"--server.address=127.0.0.1", "--browser.gatherUsageStats=false", "--server.headless=true"} <= set(words)
     assert args().address == "127.0.0.1"
     assert environment(tmp_path)["DTPROF_DASHBOARD"] == str(tmp_path)
+
+
+def in_one_instant(monkeypatch):
+    """What the first look at the ports finds is no longer true when the server is started."""
+    looked = module._taken
+    seen = []
+
+    def once(address, port):
+        seen.append(port)
+        return None if len(seen) == 1 else looked(address, port)
+
+    monkeypatch.setattr(module, "_taken", once)
+
+
+def stop_at_once(url, root, port, pid, as_json):
+    raise KeyboardInterrupt(port)
+
+
+def test_a_port_that_another_program_takes_meanwhile(monkeypatch, tmp_path, capfd):
+    in_one_instant(monkeypatch)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(module, "_say", stop_at_once)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(module, "FIRST_PORT", port)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            DashboardCommand().run(args(str(tmp_path)))
+    assert port < caught.value.args[0] < port + module.PORTS
+
+
+def test_a_wanted_port_that_another_program_takes_meanwhile(monkeypatch, tmp_path):
+    in_one_instant(monkeypatch)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InputError, match="cannot be served"):
+            DashboardCommand().run(args(str(tmp_path), "--port", str(taken.getsockname()[1])))
