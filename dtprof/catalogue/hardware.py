@@ -75,6 +75,10 @@ _V100_DOC = "NVIDIA V100 Tensor Core GPU data sheet"
 
 # the first pattern that matches counts
 GPUS: tuple[Gpu, ...] = (
+    Gpu("GB300", r"GB300", {"bf16": 2500, "fp8": 5000}, (288,), 8000, 103, 6,
+        "NVIDIA GB300 NVL72 data sheet, a 72nd of it", _nvlink(18, 50)),
+    Gpu("B300 SXM", r"\bB300", {"bf16": 2250, "fp8": 4500}, (288,), 8000, 103, 6,
+        "NVIDIA DGX B300 data sheet, an eighth of it", _nvlink(18, 50)),
     Gpu("GB200", r"GB200", {"bf16": 2500, "fp8": 5000}, (186,), 8000, 100, 5,
         "NVIDIA GB200 NVL72 data sheet, a 72nd of it", _nvlink(18, 50)),
     Gpu("B200 SXM", r"\bB200", {"bf16": 2250, "fp8": 4500}, (180,), 8000, 100, 5,
@@ -116,8 +120,8 @@ GPUS: tuple[Gpu, ...] = (
 )  # fmt: skip
 
 # GB/s per direction of 16 lanes after the line code: 8 GT/s a lane and 128b/130b in generation 3, twice that in each later one
-PCIE_X16_GB_S = {3: 15.75, 4: 31.5, 5: 63.0}
-PCIE_SOURCE = "PCI Express Base Specification, revisions 3.0 to 5.0"
+PCIE_X16_GB_S = {3: 15.75, 4: 31.5, 5: 63.0, 6: 126.0}
+PCIE_SOURCE = "PCI Express Base Specification, revisions 3.0 to 6.0"
 # Gb/s per direction of one port of four lanes
 NETWORKS_GBIT = {"InfiniBand EDR": 100, "InfiniBand HDR": 200, "InfiniBand NDR": 400, "InfiniBand XDR": 800}
 NETWORKS_SOURCE = "InfiniBand Trade Association, InfiniBand roadmap"
