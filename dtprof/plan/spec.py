@@ -14,7 +14,7 @@ from dtprof.catalogue.hardware import Gpu
 Positions = Literal["learned", "rotary", "alibi", "none"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
-Optimizer = Literal["adam", "adam8bit", "lamb", "muon", "lion", "sgd"]
+Optimizer = Literal["adam", "adam8bit", "adam-bf16", "lamb", "muon", "lion", "sgd"]
 Offload = Literal["optimizer", "parameters", "activations"]
 AttentionKind = Literal["unfused", "flash"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
@@ -179,7 +179,7 @@ class Software:
     ``compiled``: elementwise work is fused (torch.compile, or a framework's own); ``attention``: its kernel's generation;
     ``tp_hidden``, ``dp_hidden``: share of tensor- and of data-parallel communication that is scheduled beside compute (what
     then does not fit under it is exposed all the same); ``fsdp``: 0 none, 1 flat parameters, 2 per parameter; ``launch_bound``:
-    kernels are launched one by one from Python (False with CUDA graphs).
+    kernels are launched one by one from Python (False with CUDA graphs); ``fused_loss``: the loss writes no logits in fp32.
     """
 
     name: str
@@ -190,6 +190,7 @@ class Software:
     fsdp: int = 0
     launch_bound: bool = True
     summary: str = ""
+    fused_loss: bool = False
 
 
 @dataclass(frozen=True)

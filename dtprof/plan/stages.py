@@ -14,7 +14,7 @@ from dtprof.plan.spec import Layout, Model
 
 @dataclass(frozen=True)
 class Stage:
-    """What one rank of a pipeline has: ``chunks`` of layers, counted from 0; embedding if ``first``, output matrix if ``last``."""
+    """What one rank of a pipeline has: ``chunks`` of layers, counted from 0; ``first`` has the embedding, ``last`` the head."""
 
     rank: int
     chunks: tuple[range, ...]
