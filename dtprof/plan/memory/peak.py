@@ -1,0 +1,66 @@
+"""The peak of each rank of a pipeline, and whether it fits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dtprof.plan.memory import buffers
+from dtprof.plan.memory.activations import Kept, per_layer, sequence_parts, tokens
+from dtprof.plan.memory.breakdown import Memory
+from dtprof.plan.memory.flight import in_flight
+from dtprof.plan.memory.states import element_bytes, held, states
+from dtprof.plan.spec import Cluster, Layout, Model, Software
+from dtprof.plan.stages import Stage, stages
+
+Fit = Literal["fits", "tight", "no"]
+
+
+def peak_bytes(model: Model, cluster: Cluster, layout: Layout, software: Software) -> Memory:
+    """The memory of the rank that needs most."""
+    return max(per_stage(model, cluster, layout, software), key=lambda memory: memory.device)
+
+
+def per_stage(model: Model, cluster: Cluster, layout: Layout, software: Software) -> tuple[Memory, ...]:
+    """The memory of a rank of each stage of the pipeline. Nothing of it depends on ``cluster`` as yet."""
+    plain = per_layer(model, layout, software, experts=False)
+    routed = per_layer(model, layout, software, experts=True) if model.moe else plain
+    return tuple(_of(model, layout, software, stage, plain, routed) for stage in stages(model, layout))
+
+
+def fits(memory: Memory, cluster: Cluster) -> Fit:
+    """``fits`` with the allowances for fragmentation and context; ``tight`` where it fits without them: a run at that size may
+    succeed, with an allocator that does not fragment; ``no`` where what is allocated alone is too much.
+    """
+    if memory.device <= cluster.memory_bytes:
+        return "fits"
+    return "tight" if memory.allocated <= cluster.memory_bytes else "no"
+
+
+def _of(model: Model, layout: Layout, software: Software, stage: Stage, plain: Kept, routed: Kept) -> Memory:
+    mine = held(model, layout, stage)
+    kept_states = states(layout, software, mine)
+    flying = in_flight(layout, stage.rank)
+    with_experts = sum(model.has_experts(layer) for chunk in stage.chunks for layer in chunk) if model.moe else 0
+    without = stage.layers - with_experts
+    activations = flying * (without * plain.kept + with_experts * routed.kept)
+    working = max(plain.working if without else 0.0, routed.working if with_experts else 0.0)
+    if stage.last:
+        # the last norm, in and out
+        activations += 2 * flying * element_bytes(layout.precision) * tokens(layout) * model.hidden / sequence_parts(layout)
+        waiting, most = buffers.logits(model, layout, software, flying if layout.schedule == "gpipe" else 1.0)
+        activations, working = activations + waiting, max(working, most)
+    host = kept_states.host
+    if "activations" in layout.offload:
+        near = min(activations, 2 * max(plain.kept, routed.kept))
+        host, activations = host + round(activations - near), near
+    return Memory(
+        stage=stage.rank,
+        parameters=kept_states.parameters,
+        gradients=kept_states.gradients,
+        optimizer=kept_states.optimizer,
+        activations=round(activations),
+        transient=round(working),
+        communication=round(buffers.communication(model, layout, software, mine)),
+        context=buffers.context(layout),
+        host=host,
+    )
