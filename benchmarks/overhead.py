@@ -40,7 +40,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 import dtprof
 from dtprof import jsonl
-from dtprof.session import core
+from dtprof.session import core, windows
 from dtprof.session.folder import describe
 from dtprof_collectors import host, memory
 from dtprof_sample_jobs.common.data import SyntheticTokens
@@ -103,6 +103,7 @@ def rarer():
     """Have the session write and sample as often per step of its own as in a job in which every step is its own."""
     core.SAMPLE_NS *= STEPS_PER_OWN
     host.LOAD_NS *= STEPS_PER_OWN
+    windows.POLL_S *= STEPS_PER_OWN
     for module in (host, memory):
         module.FLUSH_S *= STEPS_PER_OWN
     jsonl.Appender.__init__.__kwdefaults__["flush_s"] *= STEPS_PER_OWN

@@ -27,7 +27,8 @@ class Status:
     part.json; set ``changed`` to have it written at the next step, and call ``late()`` where they change after ``stop``.
     ``own_ns``: time that the collector took outside its three hooks. ``idle``, set in ``start``: there is nothing to do at a
     step, so ``on_step`` need not be called. ``sampled``, set in ``start``: it is called after each of the first steps and
-    around captures, and otherwise a few times a second.
+    around captures, and otherwise a few times a second; a callback that has seen something calls ``ask()``, and it is called
+    after the running step, too.
     """
 
     tracing: bool = False
@@ -39,6 +40,7 @@ class Status:
     facts: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     late: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    ask: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def miss(self, what: str) -> None:
         """Note something that will be missing, once."""

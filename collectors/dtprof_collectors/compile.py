@@ -5,7 +5,7 @@ Raw file
 
 A step in which something was compiled is a warm-up step, unless the job says what it is. Compilations are heard of through
 the callbacks of ``torch._dynamo.callback``; those that went by before it was loaded, or after ``torch._dynamo.reset()``
-within a step, are counted from ``torch._dynamo.utils.counters`` and have no time.
+and before a reading some times a second, are counted from ``torch._dynamo.utils.counters`` and have no time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CompileCollector:
     def start(self, context: Context) -> None:
         """Begin to listen, if there is something to listen to."""
         self._context, self._status = context, context.status
-        self._status.warm_up = False
+        self._status.sampled, self._status.warm_up = True, False
         if self._listen():
             self._frames, self._breaks = _frames(), _breaks()
             self._seen_metrics = len(_metrics())
@@ -82,6 +82,7 @@ class CompileCollector:
         return True
 
     def _on_start(self, args: Any) -> None:
+        self._status.ask()
         self._began = time.perf_counter_ns()
         self._ids.append(str(getattr(args, "compile_id", "")))
 
@@ -105,6 +106,8 @@ class CompileCollector:
         broken = breaks - self._breaks
         self._frames, self._breaks = frames, breaks
         self._status.warm_up = bool(ids or unheard)
+        # the next step is none any more
+        self._status.ask()
         self._write(step, ids, unheard, took, broken)
 
     def _write(self, step: int, ids: list[str], unheard: int, took: int, broken: Counter[str]) -> None:

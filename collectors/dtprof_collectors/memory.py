@@ -70,6 +70,7 @@ class MemoryCollector:
     def start(self, context: Context) -> None:
         """Open the file; listen for the first optimizer step."""
         self._status = context.status
+        self._status.sampled = True
         self._modules = bool(context.options.get("modules", False))
         self._first, self._end = context.capture
         self._first_step = context.first_step

@@ -69,6 +69,7 @@ class TorchProfilerCollector:
     def start(self, context: Context) -> None:
         """Remember the window; begin at once if it starts with the next step."""
         self._folder, self._status, self._options = context.folder, context.status, dict(context.options)
+        self._status.sampled = True
         self._window = context.window
         self._thread = threading.get_ident()
         self._keep = int(self._options.get("keep", KEPT_WINDOWS))

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dtprof import plugins
 from dtprof.epoch import OFFSET_NS, epoch_ns
 from dtprof.jsonl import Appender
 from dtprof.protocols import Collector, Context, Status
 from dtprof.schema import STEP_KINDS
-from dtprof.session import description, inputs, launched, marks, metrics
+from dtprof.session import collecting, description, inputs, launched, marks, metrics
 from dtprof.session.anomaly import AnomalyOptions, Watcher
+from dtprof.session.collecting import Collecting
 from dtprof.session.description import Layout as Layout
 from dtprof.session.folder import PartFolder, to_plain
 from dtprof.session.guard import Guard, from_signal_handler
@@ -65,8 +65,9 @@ class Session:
         self._job, self._knobs, self._options = None if job is None else str(job), dict(knobs or {}), dict(options or {})
         self._layout = layout or Layout()
         self._wanted = collectors
-        self._collectors: list[tuple[str, Collector, Status]] = []
-        self._stepping = self._collectors
+        self._collectors: Collecting = []
+        self._stepping, self._always = self._collectors, self._collectors
+        self._is_asked = False
         self._asked_at = 0
         self._first = self._step = first_step
         self._meter = Meter()
@@ -131,8 +132,8 @@ class Session:
         if self._anomaly is not None:
             self._watcher = Watcher(self._anomaly, run, key, attempt, self._who.rank)
         self._describe()
-        for name, collector in self._make_collectors():
-            status = Status()
+        for name, collector in collecting.make(self._wanted, self.guard, self._step):
+            status = Status(ask=self._ask)
             options = self._options.get(name, {})
             context = Context(
                 self._who.rank, self._who.world_size, self._folder.path, self.capture, options, self._first, status,
@@ -141,30 +142,12 @@ class Session:
             self._collectors.append((name, collector, status))
             if not self.guard.call(name, "start", self._step, collector.start, context):
                 self.guard.call(name, "stop", self._step, collector.stop)
-        self._stepping = [(name, collector, status) for name, collector, status in self._collectors if not status.idle]
+        self._stepping = [one for one in self._collectors if not one[2].idle]
+        self._always = [one for one in self._stepping if not one[2].sampled]
         self._describe()
 
-    def _make_collectors(self) -> list[tuple[str, Collector]]:
-        """Collectors by entry point, or those that were asked for; one that cannot be loaded is noted, never fatal."""
-        made: list[tuple[str, Collector]] = []
-        wanted = self._wanted
-        if wanted is None:
-            wanted = [entry.name for entry in plugins.announced("collectors")]
-        for item in wanted:
-            name, factory = description.name_of(item), item
-            if isinstance(item, str):
-                plugin = plugins.find("collectors", item)
-                problem = "not installed" if plugin is None else plugin.error
-                if plugin is None or problem:
-                    self.guard.fail(name, "load", self._step, ImportError(problem))
-                    continue
-                factory = plugin.value
-
-            def make(name: str = name, factory: Any = factory) -> None:
-                made.append((name, factory() if isinstance(factory, type) else factory))
-
-            self.guard.call(name, "load", self._step, make)
-        return made
+    def _ask(self) -> None:
+        self._is_asked = True
 
     def stop(self) -> None:
         """End: stop the collectors, write what waits, describe the part. Safe to call twice, and at exit."""
@@ -246,19 +229,26 @@ class Session:
         captured = windows is not None and windows.current.first <= step < windows.current.end and self._is_traced()
         if step == self._first:
             self._settle()
-        if windows is not None and not self.guard.is_off("captures"):
-            self.guard.call("captures", "look", step, self._look, windows, step, duration, kind)
-        everyone = self._is_due(step, entered)
-        for name, collector, status in self._stepping:
-            if (everyone or not status.sampled) and not self.guard.is_off(name):
+        sampling = self._is_sampling(step, entered)
+        if (
+            windows is not None
+            and (sampling or windows.busy or self._watcher is not None)
+            and not self.guard.is_off("captures")
+        ):
+            self.guard.call("captures", "look", step, self._look, windows, step, duration, kind, sampling)
+        near = windows is not None and windows.near(step)
+        everyone, self._is_asked = sampling or near or self._is_asked, False
+        called = self._stepping if everyone else self._always
+        for name, collector, _ in called:
+            if not self.guard.is_off(name):
                 self._hook(name, collector, step)
-        hidden = sum(status.own_ns for _, _, status in self._stepping)
+        hidden = sum(status.own_ns for _, _, status in self._stepping) if everyone else self._hidden_before
         row = {
             "step": step,
             "host_ts": self._began + OFFSET_NS,
             "host_dur": duration,
             "captured": captured,
-            "kind": self._kind(kind, step),
+            "kind": self._kind(kind, step, called),
             "own_ns": time.perf_counter_ns() - entered,
         }
         waited, calls = self._input.take()
@@ -270,12 +260,12 @@ class Session:
             if value is not None and not self.guard.is_off(key):
                 self.guard.call(key, "read", step, self._add, row, key, value, make)
         self._write_lines(step, row)
-        changed = any(status.changed for _, _, status in self._collectors) or (windows is not None and windows.changed)
-        if changed or len(self.guard.failures) != self._written_failures:
+        changed = any(status.changed for _, _, status in called)
+        if changed or (windows is not None and windows.changed) or len(self.guard.failures) != self._written_failures:
             self._describe()
         self._step = step + 1
         self._began = time.perf_counter_ns()
-        if self._is_plain(step):
+        if step > self._first and not near:
             self._meter.add(self._began - entered + hidden - self._hidden_before, duration)
         self._hidden_before = hidden
 
@@ -287,10 +277,9 @@ class Session:
 
     _hidden_before = 0
 
-    def _is_due(self, step: int, now: int) -> bool:
-        """Are sampled collectors asked at the end of this step, too?"""
-        near = self._windows is not None and self._windows.near(step)
-        if not near and step - self._first >= ALWAYS_STEPS and now - self._asked_at < SAMPLE_NS:
+    def _is_sampling(self, step: int, now: int) -> bool:
+        """Are sampled collectors asked, and captures looked for, at the end of this step, too?"""
+        if step - self._first >= ALWAYS_STEPS and now - self._asked_at < SAMPLE_NS:
             return False
         self._asked_at = now
         return True
@@ -302,15 +291,11 @@ class Session:
         if not self.guard.call(name, "on_step", step, collector.on_step, step):
             self.guard.call(name, "stop", step, collector.stop)
 
-    def _look(self, windows: Windows, step: int, duration: int, kind: str | None) -> None:
-        """Is a capture asked for, or is the step so slow that we ask for one ourselves?"""
-        asked = False
+    def _look(self, windows: Windows, step: int, duration: int, kind: str | None, asked: bool) -> None:
+        """Is a capture asked for, or is the step so slow that we ask for one ourselves? ``asked``: read what is new now."""
         if self._watcher is not None and kind in (None, "train") and step > self._first and not windows.near(step):
-            asked = self._watcher.see(step, duration, epoch_ns(), windows.told)
+            asked |= self._watcher.see(step, duration, epoch_ns(), windows.told)
         windows.look(step + 1, now=asked)
-
-    def _is_plain(self, step: int) -> bool:
-        return step > self._first and not (self._windows is not None and self._windows.near(step))
 
     def _settle(self) -> None:
         """After the first step the process group and the device exist: correct what was only read from the environment."""
@@ -327,9 +312,9 @@ class Session:
             return
         row[key] = make(value.detach() if hasattr(value, "detach") else value)
 
-    def _kind(self, kind: str | None, step: int) -> str:
+    def _kind(self, kind: str | None, step: int, called: Collecting) -> str:
         if kind is None:
-            warming = step == self._first or any(status.warm_up for _, _, status in self._collectors)
+            warming = step == self._first or any(status.warm_up for _, _, status in called)
             return "warm-up" if warming else "train"
         if kind not in STEP_KINDS:
             self._note(f"kind={kind!r} is none of {', '.join(STEP_KINDS)}; taken as train")

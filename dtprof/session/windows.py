@@ -194,8 +194,15 @@ class Windows:
                 entry["reason"] = reason
             self.changed = True
 
+    @property
+    def busy(self) -> bool:
+        """Is a window running or planned, which moves on by steps?"""
+        return bool(self._plan)
+
     def near(self, step: int) -> bool:
         """Is the step captured, or so near to a window that a tracer's beginning or end makes it another one?"""
+        if self.current.first < 0:
+            return False
         return any(w.first >= 0 and w.first - 3 <= step <= w.end for w in (self._before, self.current))
 
     def finish(self, coming: int) -> None:
