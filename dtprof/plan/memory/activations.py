@@ -1,7 +1,7 @@
 """What one layer keeps of one micro-batch for its backward pass, on one rank.
 
-Korthikanti et al. 2022, equations 1 to 6 and table 2, written for any widths: with sequence length s, micro-batch b, hidden size h,
-a heads, tensor-parallel size t and a feed-forward part of 4 h they come to s b h (34 + 5 a s / h) without parallelism,
+Korthikanti et al. 2022, equations 1 to 6 and table 2, written for any widths: with sequence length s, micro-batch b, hidden
+size h, a heads, tensor-parallel size t and a feed-forward part of 4 h they come to s b h (34 + 5 a s / h) without parallelism,
 s b h (10 + 24 / t + 5 a s / (h t)) with tensor parallelism, all divided by t with sequence parallelism, 2 s b h with full
 recomputation, and without the term in a s with selective recomputation or with attention that does not write scores.
 """
@@ -89,7 +89,7 @@ class _Shape:
         return self.hidden(2) + self.masks * self.model.hidden / self.outside
 
     def attention(self) -> float:
-        """All but scores: norm, queries, keys, values, result and the sums of its softmax; latent vectors before and after norm."""
+        """All but scores: norm, queries, keys, values, result, sums of its softmax; latent vectors before and after norm."""
         inner = self.size * (self.queries + self.keys + self.values + self.mixed + 2 * self.latent)
         return self._norm_and_mask() + inner + 4 * self.model.heads / self.layout.tp
 
@@ -110,7 +110,7 @@ class _Shape:
         return 3 if software.compiled else 4
 
     def routed(self) -> float:
-        """Norm, router, shared experts, and the routed ones' tokens (balanced): in, out, and three or two times the inner size."""
+        """Norm, router, shared experts, and the routed ones' tokens (balanced): in, out, thrice or twice the inner size."""
         moe = self.model.moe
         assert moe is not None
         wide = 3 if self.model.gated else 2

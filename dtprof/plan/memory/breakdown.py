@@ -13,10 +13,11 @@ FRAGMENTATION = 0.10
 class Memory:
     """Bytes at the peak of a rank of pipeline ``stage`` (counted from 0).
 
-    ``parameters``, ``gradients``, ``optimizer`` (its master weights and moments): what stays all the time; ``activations``: kept
-    for the backward pass by all micro-batches in flight; ``transient``: what is there only while one layer or the loss is computed
-    (recomputed activations, logits, their gradients); ``communication``: gathered parameters, gradients on their way, exchanged
-    tokens; ``context``: outside of the allocator (driver, communicators); ``host``: in the host's memory, by offloading.
+    ``parameters``, ``gradients``, ``optimizer`` (its master weights and moments): what stays all the time; ``activations``:
+    kept for the backward pass by all micro-batches in flight; ``transient``: what is there only while one layer or the loss is
+    computed (recomputed activations, logits, their gradients); ``communication``: gathered parameters, gradients on their way,
+    exchanged tokens; ``context``: outside of the allocator (driver, communicators); ``host``: in the host's memory, by
+    offloading.
     """
 
     stage: int

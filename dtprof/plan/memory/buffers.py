@@ -15,8 +15,8 @@ _BUCKET = 500_000_000
 def logit_bytes(layout: Layout, software: Software) -> tuple[int, int]:
     """Bytes per logit: kept from the loss to its backward pass, and at the most.
 
-    torch's cross entropy keeps the logarithm of softmax in fp32, and has its gradient and that of the logits in fp32 besides: 12.
-    A fused loss reads the logits and writes their gradient, both as matrix products take them.
+    torch's cross entropy keeps the logarithm of softmax in fp32, and has its gradient and that of the logits in fp32 besides:
+    12. A fused loss reads the logits and writes their gradient, both as matrix products take them.
     """
     size = element_bytes(layout.precision)
     return (size, 2 * size) if software.fused_loss else (4, 12)
@@ -66,5 +66,5 @@ def _activations(model: Model, layout: Layout) -> float:
 
 def context(layout: Layout) -> int:
     """Bytes outside of the allocator: one context, and a communicator for each axis that has ranks."""
-    axes = sum(getattr(layout, axis) > 1 for axis in ("dp", "tp", "pp", "cp", "ep"))
+    axes = sum(ranks > 1 for ranks in (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep))
     return CONTEXT_BYTES + axes * COMMUNICATOR_BYTES

@@ -1,7 +1,7 @@
 """Parameters, gradients and optimizer states of one rank.
 
-Rajbhandari et al. 2020 (ZeRO), section 5: with P ranks and mixed-precision Adam a parameter takes 2 + 2 + 12 bytes; stage 1 divides
-the optimizer's 12 by P, stage 2 the gradients too, stage 3 all. Gradients accumulated in fp32 take 4 (Megatron-LM).
+Rajbhandari et al. 2020 (ZeRO), section 5: with P ranks and mixed-precision Adam a parameter takes 2 + 2 + 12 bytes; stage 1
+divides the optimizer's 12 by P, stage 2 the gradients too, stage 3 all. Gradients accumulated in fp32 take 4 (Megatron-LM).
 """
 
 from __future__ import annotations
