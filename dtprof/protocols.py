@@ -27,7 +27,7 @@ class Status:
     part.json; set ``changed`` to have it written at the next step, and call ``late()`` where they change after ``stop``.
     ``own_ns``: time that the collector took outside its three hooks. ``idle``, set in ``start``: there is nothing to do at a
     step, so ``on_step`` need not be called. ``sampled``, set in ``start``: it is called after each of the first steps and
-    around captures, and otherwise a few times a second; a callback that has seen something calls ``ask()``, and it is called
+    around captures, and otherwise twice a second; a callback that has seen something calls ``ask()``, and it is called
     after the running step, too.
     """
 

@@ -5,7 +5,7 @@ Raw file
 
 A step in which something was compiled is a warm-up step, unless the job says what it is. Compilations are heard of through
 the callbacks of ``torch._dynamo.callback``; those that went by before it was loaded, or after ``torch._dynamo.reset()``
-and before a reading some times a second, are counted from ``torch._dynamo.utils.counters`` and have no time.
+and before the next reading, half a second later, are counted from ``torch._dynamo.utils.counters`` and have no time.
 """
 
 from __future__ import annotations

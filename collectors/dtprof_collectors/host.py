@@ -44,7 +44,7 @@ _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 class HostLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The end of a step. All but ``ts`` (Unix ns), ``pauses`` and ``load_1m`` are differences over ``steps`` steps: one at the
-    beginning and around captures, otherwise those since the last reading, a quarter of a second ago.
+    beginning and around captures, otherwise those since the last reading, half a second ago.
 
     Context switches, CPU time ``thread_cpu_ns`` and ``run_delay_ns`` are the training thread's; the last is the time in
     which it could have run but had no core (Linux: /proc/thread-self/schedstat; null elsewhere). ``pauses`` are garbage

@@ -34,7 +34,7 @@ from dtprof.session.windows import parse_capture as parse_capture
 logger = logging.getLogger("dtprof")
 
 ALWAYS_STEPS = 32
-SAMPLE_NS = 250_000_000
+SAMPLE_NS = 500_000_000
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _active: Session | None = None
