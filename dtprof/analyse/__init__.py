@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from dtprof.analyse import accounting, comm, kernels, lateness, memory, phases, stragglers, waiting
+from dtprof.analyse import (
+    accounting,
+    checkpoint,
+    comm,
+    goodput,
+    gpu,
+    host,
+    kernels,
+    lateness,
+    memory,
+    phases,
+    pipeline,
+    stragglers,
+    training,
+    waiting,
+)
+from dtprof.analyse import input as loading
 from dtprof.analyse.study import Study
 from dtprof.plugins import loaded
 from dtprof.protocols import Analysis
@@ -10,12 +26,19 @@ from dtprof.run import Run
 
 ANALYSES: dict[str, Analysis] = {
     "accounting": accounting.analyse,
+    "checkpoint": checkpoint.analyse,
     "comm": comm.analyse,
+    "goodput": goodput.analyse,
+    "gpu": gpu.analyse,
+    "host": host.analyse,
+    "input": loading.analyse,
     "kernels": kernels.analyse,
     "lateness": lateness.analyse,
     "memory": memory.analyse,
     "phases": phases.analyse,
+    "pipeline": pipeline.analyse,
     "stragglers": stragglers.analyse,
+    "training": training.analyse,
     "waiting": waiting.analyse,
 }
 

@@ -7,6 +7,7 @@ job (exponentially distributed), and after one it takes ``restart_s`` seconds un
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 
 def young(save_s: float, mtbf_s: float) -> float:
@@ -54,3 +55,30 @@ def _positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"{name} is {value}, and has to be above 0")
+
+
+def mtbf_limits(time_s: float, failures: int, level: float) -> tuple[float, float]:
+    """Limits of the mean seconds between failures, two-sided at ``level``, after ``failures`` (1 or more) in ``time_s``.
+
+    Garwood 1936, Fiducial limits for the Poisson distribution: the rates at which so many or more, and so many or fewer, would
+    have been seen with probability (1 - level) / 2.
+    """
+    _positive(time_s=time_s, failures=failures)
+    tail = (1 - level) / 2
+    most = _rate(lambda rate: _at_most(failures, rate) < tail, failures)
+    least = _rate(lambda rate: 1 - _at_most(failures - 1, rate) > tail, failures)
+    return time_s / most, time_s / least
+
+
+def _at_most(count: int, mean: float) -> float:
+    """P(N <= count) of a Poisson variable."""
+    return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1))
+
+
+def _rate(beyond: Callable[[float], bool], failures: int) -> float:
+    """The smallest mean that is ``beyond``, by bisection."""
+    low, high = 1e-12, 10.0 * failures + 20.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if beyond(middle) else (middle, high)
+    return high

@@ -10,9 +10,15 @@ from dtprof.advise.rules.comm_small import SmallMessages
 from dtprof.advise.rules.cores import NoCore
 from dtprof.advise.rules.ddp import Buckets, FindUnusedParameters
 from dtprof.advise.rules.ddp_sync import NoSync
-from dtprof.advise.rules.host import InputStall, LaunchBound
+from dtprof.advise.rules.goodput import CheckpointInterval, CheckpointStall, RestartCost
+from dtprof.advise.rules.gpu import Ecc, NvLink, Throttling
+from dtprof.advise.rules.host import LaunchBound
+from dtprof.advise.rules.host_waits import GarbageCollection, Synchronising
+from dtprof.advise.rules.input import InputStall, Pinning
 from dtprof.advise.rules.overlap import FsdpPrefetch, Reshard, WrapSize
+from dtprof.advise.rules.pipeline import Imbalance, MicroBatches, Schedule, Untagged
 from dtprof.advise.rules.straggler import ComputeRank, HostRank, LateEntry
+from dtprof.advise.rules.training import ClipOrder, LrScaling, NoiseScale, SamplerEpoch, ScalerSkips
 from dtprof.protocols import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -24,9 +30,23 @@ RULES: tuple[Rule, ...] = (
     Bandwidth(),
     SmallMessages(),
     InputStall(),
+    Pinning(),
     LaunchBound(),
+    Synchronising(),
+    GarbageCollection(),
     NoCore(),
     SavingThread(),
+    CheckpointStall(),
+    CheckpointInterval(),
+    RestartCost(),
+    SamplerEpoch(),
+    ClipOrder(),
+    ScalerSkips(),
+    NoiseScale(),
+    LrScaling(),
+    Throttling(),
+    Ecc(),
+    NvLink(),
     FindUnusedParameters(),
     NoSync(),
     BucketSize(),
@@ -35,4 +55,8 @@ RULES: tuple[Rule, ...] = (
     FsdpPrefetch(),
     Reshard(),
     WrapSize(),
+    MicroBatches(),
+    Imbalance(),
+    Schedule(),
+    Untagged(),
 )

@@ -1,4 +1,4 @@
-"""Rules about a device that waits for the host: launches and input."""
+"""Rules about a device that waits for the host to launch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from dtprof.numbers import count, interval, percent, time
 from dtprof.protocols import Lens
 
 _LAUNCH_SHARE = 0.15
-_INPUT_SHARE = 0.05
 # a device that computes less than this share of the step has room for a larger batch
 _MOSTLY_FREE = 0.5
-# one rank's input counts as its own when it is this many times the median of the others
-_APART = 2.0
 _SYNCHRONISING = ("Synchronize",)
 
 
@@ -92,54 +89,3 @@ def _blocked(study: Lens) -> float:
         spent += int(view.events["dur"][calls].sum())
         steps += int(study.run.table("steps", part.ordinal)["captured"].sum())
     return spent / steps if steps else 0.0
-
-
-class InputStall:
-    """The step waits for its input."""
-
-    id = "input.stall"
-
-    def find(self, study: Lens) -> Iterator[Finding]:
-        """Counts only input time in which the device had nothing to do; a prefetch that overlaps is no stall."""
-        accounting: AccountingResult = study.result("accounting")
-        whole = step_ns(accounting)
-        stalled = per_rank(accounting, "idle_input_ns")
-        if not stalled:
-            return
-        worst = max(stalled, key=lambda r: stalled[r])
-        rest = [v for r, v in stalled.items() if r != worst]
-        alone = bool(rest) and stalled[worst] > _APART * max(float(np.median(rest)), 1.0)
-        cost = stalled[worst] if alone else float(np.mean(list(stalled.values())))
-        if cost < _INPUT_SHARE * whole:
-            return
-        late = (worst,) if alone else tuple(sorted(stalled))
-        waits = f"{who(late)} {'waits' if len(late) == 1 else 'wait'}"
-        rows = {
-            p.part: tuple(PartView(study.run, p.part).phase_rows("data").tolist())
-            for p in accounting.parts
-            if p.steps and (not alone or p.rank == worst or worst == -1 - p.part)
-        }
-        price = cost - float(np.median(rest)) if alone else cost
-        yield Finding(
-            rule=self.id,
-            severity=severity_of(price / whole),
-            title=f"{waits[0].upper()}{waits[1:]} {time(cost)} per step for input",
-            ranks=tuple(r for r in late if r >= 0),
-            steps=steps_of(accounting),
-            seconds_per_step=price / 1e9,
-            evidence=(
-                Evidence(
-                    "Idle inside the input ranges, per step: "
-                    + ", ".join(f"{who([r])} {time(v)}" for r, v in sorted(stalled.items())[:8])
-                    + ".",
-                    rows,
-                ),
-            ),
-            why=f"{waits} for the data loader {time(cost)} per step, {percent(cost / whole)} of it",
-            next="more loader workers, prefetching, or cheaper preprocessing; check the storage of that host"
-            if alone
-            else "more loader workers (num_workers), prefetching (prefetch_factor), pinned memory, or cheaper preprocessing",
-            apply="raise num_workers and prefetch_factor, or move preprocessing out of the training process",
-            verify="measure again: the input share of the step should vanish",
-            share=price / whole,
-        )
