@@ -86,7 +86,11 @@ def _verdict(study: Lens, found: list[Finding] | None) -> Verdict:
 
 
 def _words(accounting: AccountingResult) -> dict[str, str]:
-    return SHARE_WORDS if accounting.on_device else _HOST_WORDS
+    words = SHARE_WORDS if accounting.on_device else _HOST_WORDS
+    steps = [s for p in accounting.parts for s in settled(p.steps)]
+    waited = sum(s.accounting["comm_wait_ns"] for s in steps)
+    for_messages = 2 * sum(s.message_wait_ns for s in steps) > waited
+    return {**words, "comm_wait_ns": "waiting for messages of other ranks"} if for_messages else words
 
 
 def header(study: Lens) -> str:

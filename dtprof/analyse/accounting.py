@@ -13,6 +13,7 @@ import numpy as np
 
 from dtprof import intervals
 from dtprof.analyse.covers import PartView
+from dtprof.analyse.messages import Message, messages_of
 from dtprof.analyse.results import ACCOUNTING, AccountingResult, DeviceTotals, HostTotals, PartAccount, StepAccount
 from dtprof.analyse.windows import captured_runs, unseen_ns
 from dtprof.intervals import Cover
@@ -34,7 +35,7 @@ def _part(run: Run, ordinal: int, rank: int | None, shares: Table) -> PartAccoun
     view = PartView(run, ordinal)
     lost = graphs_without_kernels(view)
     borders = device_steps(view) if view.on_device else host_steps(view)
-    split = _split_comm(view, shares)
+    split = _split_comm(view, shares, messages_of(run).get(ordinal, {}))
     covers = _StepCovers.of(view, split, bool(lost))
     return PartAccount(
         ordinal,
@@ -142,14 +143,15 @@ def graphs_without_kernels(view: PartView) -> int:
 
 @dataclass(frozen=True)
 class CommSplit:
-    """Communication of a part by what it does: moving, waiting, not told."""
+    """Communication of a part by what it does: moving, waiting, not told; ``messages``: what of the waiting is for a message."""
 
     transfer: Cover
     wait: Cover
     unsplit: Cover
+    messages: Cover
 
 
-def _split_comm(view: PartView, shares: Table) -> CommSplit:
+def _split_comm(view: PartView, shares: Table, messages: dict[int, Message]) -> CommSplit:
     """Each communication span is waiting until its transfer begins; without a known wait it is unsplit."""
     rows = view.comm_rows if view.on_device else view.host_comm_rows
     mine = shares["part"] == view.part
@@ -157,13 +159,20 @@ def _split_comm(view: PartView, shares: Table) -> CommSplit:
     known = shares["wait"][mine]
     told = known != MISSING
     wait[shares["event"][mine][told]] = known[told]
-    ts, end, waits = view.events["ts"][rows], view.end[rows], wait[rows]
+    end, message = view.end.copy(), np.zeros(len(view.events), bool)
+    for event, found in messages.items():
+        end[event] = found.end
+        if found.wait_ns is not None:
+            wait[event], message[event] = found.wait_ns, True
+    ts, ends, waits = view.events["ts"][rows], end[rows], wait[rows]
     split = waits != MISSING
-    turn = ts[split] + waits[split]
+    turn = np.where(split, ts + waits, ends)
+    sent = message[rows]
     return CommSplit(
-        intervals.union(turn, end[split]),
-        intervals.union(ts[split], turn),
-        intervals.union(ts[~split], end[~split]),
+        intervals.union(turn[split], ends[split]),
+        intervals.union(ts[split & ~sent], turn[split & ~sent]),
+        intervals.union(ts[~split], ends[~split]),
+        intervals.union(ts[sent], turn[sent]),
     )
 
 
@@ -173,6 +182,7 @@ class _StepCovers:
 
     view: PartView
     busy: dict[str, Cover]
+    messages: Cover
     comm: Cover
     copy: Cover
     input: Cover
@@ -189,7 +199,9 @@ class _StepCovers:
             copy, comm = intervals.empty(), view.host_comm
         taken = intervals.join(compute, copy)
         transfer = intervals.subtract(split.transfer, taken)
-        wait = intervals.subtract(split.wait, intervals.join(taken, transfer))
+        late = intervals.subtract(split.wait, intervals.join(taken, transfer))
+        messages = intervals.subtract(split.messages, intervals.join(taken, transfer, late))
+        wait = intervals.join(late, messages)
         unsplit = intervals.subtract(split.unsplit, intervals.join(taken, transfer, wait))
         busy = {
             "compute_ns": compute,
@@ -198,7 +210,7 @@ class _StepCovers:
             "comm_transfer_ns": transfer,
             "comm_unsplit_ns": unsplit,
         }
-        return cls(view, busy, comm, copy, waits_input, waits_checkpoint, unreliable)
+        return cls(view, busy, messages, comm, copy, waits_input, waits_checkpoint, unreliable)
 
     def account(self, border: Border) -> StepAccount:
         """Account for one step; the keys sum to its duration."""
@@ -214,6 +226,7 @@ class _StepCovers:
         return StepAccount(
             border.step, lo, hi - lo, border.complete, self.view.on_device, spent, comm - exposed,
             copy - spent["copy_exposed_ns"], None, border.kind, border.marked,
+            intervals.total(intervals.clip(self.messages, lo, hi)),
         )  # fmt: skip
 
     def _idle(self, idle: Cover) -> dict[str, int]:

@@ -20,7 +20,11 @@ ACCOUNTING = (
 
 @dataclass(frozen=True)
 class StepAccount:
-    """One step of one part. ``accounting`` has the ten keys of ACCOUNTING and sums to ``dur_ns`` exactly."""
+    """One step of one part. ``accounting`` has the ten keys of ACCOUNTING and sums to ``dur_ns`` exactly.
+
+    ``message_wait_ns``: what of ``comm_wait_ns`` is for a message of another rank, and not for a rank late to an operation of
+    all.
+    """
 
     step: int
     ts: int
@@ -33,6 +37,7 @@ class StepAccount:
     recompute_ns: int | None
     kind: str = "train"
     marked: str = "marked"
+    message_wait_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Who is waited for: exposed waiting by the rank that arrives last, and how late that rank enters its step."""
+"""Who is waited for: exposed waiting by the rank that arrives last, and how late that rank enters its step.
+
+Waiting for a message of one other rank (a pipeline's, a ring's) is no part of it: nobody there is last.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def analyse(study: Lens) -> WaitingResult:
                 by_part[part].append((operation, event))
     for account, rank in used:
         steps = settled(account.steps)
-        total = sum(s.accounting["comm_wait_ns"] for s in steps) / len(steps)
+        total = sum(s.accounting["comm_wait_ns"] - s.message_wait_ns for s in steps) / len(steps)
         victims[rank].append(total)
         shares = _exposed(PartView(study.run, account.part), by_part[account.part], rank, _windows(steps))
         whole = sum(length for _, length in shares)

@@ -86,6 +86,7 @@ def _step(step: StepAccount) -> dict[str, Any]:
         "dur_ns": step.dur_ns,
         "accounting": dict(step.accounting),
         "comm_hidden_ns": step.comm_hidden_ns,
+        "message_wait_ns": step.message_wait_ns,
         "copy_hidden_ns": step.copy_hidden_ns,
         "recompute_ns": step.recompute_ns,
         "ts_ns": step.ts,

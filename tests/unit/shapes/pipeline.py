@@ -11,8 +11,9 @@ def pipeline_batches() -> Shape:
     """Rank 0 is stage 0, rank 1 stage 1; two micro-batches; stage 1 runs 1F1B.
 
     Both ranks have one kernel that is a *batch* of two operations: rank 0 sends activation 1 and receives gradient 0
-    (220 to 540 us), rank 1 sends gradient 0 and receives activation 1 (440 to 540 us). Its time counts once, and no
-    wait can be told from a point-to-point operation, so all exposed communication is unsplit.
+    (220 to 540 us), rank 1 sends gradient 0 and receives activation 1 (440 to 540 us). Its time counts once. The shortest
+    participation in a message of 4096 bytes is 20 us on either link, so that the last 20 us of each move data and what is
+    before them waits for the other stage.
 
     Device step 0 of rank 0 runs from its first compute kernel, 20 us, to the first of step 1, 1120 us; of rank 1 from
     140 us to 1140 us, because its first kernel of all is a receive on the communication stream. The receive at 1115 us
@@ -20,9 +21,9 @@ def pipeline_batches() -> Shape:
     """
     truth = {
         "accounting": {
-            (0, 0): account(1100, compute=640, comm_unsplit=440, idle_host=15, idle_dependency=5),
+            (0, 0): account(1100, compute=640, comm_wait=400, comm_transfer=40, idle_host=15, idle_dependency=5),
             (0, 1): account(20, compute=20),
-            (1, 0): account(1000, compute=640, comm_unsplit=145, idle_host=206, idle_dependency=9),
+            (1, 0): account(1000, compute=640, comm_wait=85, comm_transfer=60, idle_host=206, idle_dependency=9),
             (1, 1): account(20, compute=20),
         },
         "complete": {(0, 0): True, (0, 1): False, (1, 0): True, (1, 1): False},
