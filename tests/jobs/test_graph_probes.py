@@ -31,15 +31,15 @@ backward_ms = 20
 tensors = [262144]
 """
 TRANSFORMER = ["--layers", "4", "--dim", "64", "--seq", "32"]
-# job -> its words, and how often per step a delay of the forward pass acts
+# job -> its words, how often per step a delay of the forward pass acts, and how many ranks it has; the last one is delayed
 JOBS = {
-    "ddp": (["--emulate"], 1),
-    "fsdp": (["--emulate"], 1),
-    "pipeline": (["--emulate", "--microbatches", "4"], 4),
-    "tensor_parallel": (TRANSFORMER, 1),
-    "context_parallel": (TRANSFORMER, 1),
-    "moe": (TRANSFORMER, 1),
-    "hybrid": ([*TRANSFORMER, "--dp", "1", "--tp", "2", "--pp", "1", "--microbatches", "2"], 2),
+    "ddp": (["--emulate"], 1, 2),
+    "fsdp": (["--emulate"], 1, 2),
+    "pipeline": (["--emulate", "--microbatches", "4"], 4, 2),
+    "tensor_parallel": (TRANSFORMER, 1, 2),
+    "context_parallel": (TRANSFORMER, 1, 2),
+    "moe": (TRANSFORMER, 1, 2),
+    "hybrid": ([*TRANSFORMER, "--dp", "1", "--tp", "2", "--pp", "2", "--microbatches", "2", "--block-ms", "4"], 2, 4),
 }
 MS = 1e6
 # of a delay that was taken out or planted: what sleeping on a busy machine costs
@@ -60,7 +60,7 @@ def job(run, tmp_path_factory):
         words = [w for word in JOBS[name][0] for w in ((word, str(emulation)) if word == "--emulate" else (word,))]
         faults = [w for rank, ms in enumerate(delays) if ms for w in ("--inject", f"slow_rank={rank}:{ms}ms")]
         window = ["--steps", "13", "--capture", "4:12", "--out", str(out)]
-        run(2, ["-m", f"dtprof_sample_jobs.{name}", *words, *faults, *window])
+        run(JOBS[name][2], ["-m", f"dtprof_sample_jobs.{name}", *words, *faults, *window])
         return dtprof.open_run(out)
 
     return go
@@ -97,15 +97,25 @@ def without(run, graph, rank):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_a_delay_moves_what_waits_for_it(job, name):
-    """Rank 1 computes 40 ms longer: without it the step is as much shorter, in the graph and in the job."""
-    slow, clean = job(name, 0, 40), job(name, 0, 0)
+    """The last rank computes 40 ms longer: without it the step is as much shorter, in the graph and in the job."""
+    _, times, ranks = JOBS[name]
+    slow, clean = job(name, *[0] * (ranks - 1), 40), job(name, *[0] * ranks)
     graph = build(slow)
-    replayed, predicted = step_ms(slow, graph), step_ms(slow, without(slow, graph, 1))
-    truth, planted = measured_ms(slow) - measured_ms(clean), 40 * JOBS[name][1]
+    replayed, predicted = step_ms(slow, graph), step_ms(slow, without(slow, graph, ranks - 1))
+    truth, planted = measured_ms(slow) - measured_ms(clean), 40 * times
     whole = measured_ms(slow)
     print(f"| {name} | {whole:.1f} | {replayed / whole - 1:+.1%} | {planted} | {replayed - predicted:.1f} | {truth:.1f} |")
     assert replayed == pytest.approx(whole, rel=0.15)
     assert replayed - predicted == pytest.approx(planted, rel=WITHIN)
+
+
+@pytest.mark.slow
+def test_a_delay_of_the_first_stage_hides_in_part_behind_the_second(job):
+    """Two stages, two micro-batches: while the first stage's second forward pass is late, the second stage is at work."""
+    slow = job("hybrid", 0, 40, 0, 0)
+    graph = build(slow)
+    moved = step_ms(slow, graph) - step_ms(slow, without(slow, graph, 1))
+    assert 40 * (1 - WITHIN) < moved < 60
 
 
 @pytest.mark.slow

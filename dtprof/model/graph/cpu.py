@@ -190,10 +190,12 @@ def _host_node(threads: Threads, builder: Builder, placed: Placed, row: int) -> 
 def _threads(threads: Threads, builder: Builder, placed: Placed, waits: list[Wait]) -> None:
     """Thread order with the thinking between two nodes, and the returns of what is waited for."""
     nodes = threads.nodes
-    back = _return_ns(threads, placed, waits)
-    for wait in waits:
-        placed.host[wait.site] = _host_node(threads, builder, placed, wait.site)
-        builder.edge(placed.done[wait.operation], placed.host[wait.site], back, EdgeKind.BLOCK, certain=False)
+    messages = [w for w in waits if threads.is_message(w.operation)]
+    for some in (messages, [w for w in waits if not threads.is_message(w.operation)]):
+        back = _return_ns(threads, placed, some)
+        for wait in some:
+            placed.host[wait.site] = _host_node(threads, builder, placed, wait.site)
+            builder.edge(placed.done[wait.operation], placed.host[wait.site], back, EdgeKind.BLOCK, certain=False)
     idle = _idle(threads, waits)
     borders = _borders(threads, builder)
     for lane in threads.leaves:
@@ -212,10 +214,12 @@ def _threads(threads: Threads, builder: Builder, placed: Placed, waits: list[Wai
 def _return_ns(threads: Threads, placed: Placed, waits: list[Wait]) -> int:
     """Mean time from the end of an operation to the next operator of a thread that did wait for it.
 
-    Waking up is mostly quick and sometimes very late, and a step holds many of both.
+    Waking up is mostly quick and sometimes very late, and a step holds many of both. A message may have gone long before its
+    thread asks, which is when gloo notes the end.
     """
-    nodes = threads.nodes
-    lags = [int(nodes.ts[w.site]) - placed.ended[w.operation] for w in waits if w.bound]
+    ended = [(w, placed.ended[w.operation]) for w in waits if w.bound]
+    bound = [(w, end) for w, end in ended if not threads.is_message(w.operation) or threads.pause_before(w.lane, w.site) <= end]
+    lags = [int(threads.nodes.ts[w.site]) - end for w, end in bound]
     return int(np.mean(lags)) if lags else 0
 
 
@@ -230,7 +234,7 @@ def _idle(threads: Threads, waits: list[Wait]) -> dict[int, int]:
         ends[wait.lane, wait.site] = max(ends[wait.lane, wait.site], int(nodes.end[wait.operation]))
     pauses: dict[tuple[int, tuple[str, int]], list[tuple[int, int, int]]] = defaultdict(list)
     for (lane, site), end in ends.items():
-        began, goes_on = threads.pause(lane, int(np.searchsorted(threads.leaves[lane], site))), int(nodes.ts[site])
+        began, goes_on = threads.pause_before(lane, site), int(nodes.ts[site])
         left = max(goes_on - max(min(end, goes_on), began), 0)
         pauses[lane, threads.sites[lane][site]].append((site, max(goes_on - began, 0), left))
     least = {place: min(left for _, _, left in found) for place, found in pauses.items()}

@@ -10,9 +10,10 @@ for it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,10 +103,17 @@ class Threads:
         place = int(np.searchsorted(self.nodes.ts[self.leaves[lane]], instant, "left"))
         return place if place < len(self.leaves[lane]) else None
 
-    def in_step(self, lane: int, place: int) -> int:
-        """The place counted from the step's first operator."""
-        steps = self.step[self.leaves[lane]]
-        return place - int(np.flatnonzero(steps == steps[place])[0])
+    @cached_property
+    def places(self) -> dict[int, dict[Key, float]]:
+        """Lane -> key of an operator -> its mean place in a step."""
+        out: dict[int, dict[Key, float]] = {}
+        for lane, rows in self.leaves.items():
+            first: dict[int, int] = {}
+            every: dict[Key, list[int]] = defaultdict(list)
+            for at, row in enumerate(rows.tolist()):
+                every[self.sites[lane][row]].append(at - first.setdefault(int(self.step[row]), at))
+            out[lane] = {key: float(np.mean(found)) for key, found in every.items()}
+        return out
 
     @cached_property
     def program(self) -> tuple[Key, ...]:
@@ -115,9 +123,17 @@ class Threads:
             by_step[int(self.step[op.row])].append(self.numbered[op.row])
         return max((tuple(found) for found in by_step.values()), key=len, default=())
 
+    def is_message(self, row: int) -> bool:
+        """Is the operation a send or a receive?"""
+        return str(self.names[row]) in _MESSAGES
+
     def pause(self, lane: int, place: int) -> int:
         """When the operator before a place ended."""
         return int(self.nodes.end[self.leaves[lane][place - 1]]) if place else int(self.nodes.ts[self.leaves[lane][0]])
+
+    def pause_before(self, lane: int, row: int) -> int:
+        """When the operator before the one of that row ended."""
+        return self.pause(lane, int(np.searchsorted(self.leaves[lane], row)))
 
 
 @dataclass(frozen=True)
@@ -132,8 +148,8 @@ class Wait:
 
 def waits_of(parts: list[Threads]) -> list[list[Wait]]:
     """For every part the waits of its threads; operations that nobody was seen to wait for have none."""
-    seen: dict[tuple[tuple[Key, ...], Key], list[tuple[Key, int, bool]]] = defaultdict(list)
-    for threads in parts:
+    seen: dict[tuple[tuple[Key, ...], Key], list[_Seen]] = defaultdict(list)
+    for number, threads in enumerate(parts):
         for op in threads.operations:
             place = threads.first_after(op.thread, int(threads.nodes.end[op.row]))
             if place is None:
@@ -141,23 +157,35 @@ def waits_of(parts: list[Threads]) -> list[list[Wait]]:
             row = int(threads.leaves[op.thread][place])
             if threads.step[row] == threads.step[op.row]:
                 inside = threads.pause(op.thread, place) <= threads.nodes.end[op.row]
-                found = threads.sites[op.thread][row], threads.in_step(op.thread, place), bool(inside)
-                seen[threads.program, threads.numbered[op.row]].append(found)
-    chosen = {key: site for key, found in seen.items() if (site := _site(found)) is not None}
+                seen[threads.program, threads.numbered[op.row]].append(
+                    _Seen(number, op.thread, threads.sites[op.thread][row], bool(inside))
+                )
+    chosen = {key: site for key, found in seen.items() if (site := _site(parts, found)) is not None}
     return [_placed(threads, chosen) for threads in parts]
 
 
-def _site(found: list[tuple[Key, int, bool]]) -> Key | None:
-    """The latest of the operators that came first after an operation's end, if a thread did wait there."""
-    order: dict[Key, list[int]] = defaultdict(list)
-    for site, place, _ in found:
-        order[site].append(place)
-    by_place = sorted(order, key=lambda site: float(np.median(order[site])))
+class _Seen(NamedTuple):
+    """The first operator of a part's thread after an operation; ``inside``: the operation ended in the pause before it."""
+
+    part: int
+    lane: int
+    site: Key
+    inside: bool
+
+
+def _site(parts: list[Threads], found: list[_Seen]) -> Key | None:
+    """The latest of the operators that came first after an operation's end, if a thread did wait there.
+
+    Later is what is later on one and the same thread: ranks and steps may have more operators before it.
+    """
+    count = Counter(one.site for one in found)
+    part, lane = max(((one.part, one.lane) for one in found), key=Counter((o.part, o.lane) for o in found).__getitem__)
+    places = parts[part].places[lane]
     later = len(found)
-    for site in by_place:
-        later -= len(order[site])
+    for site in sorted(count, key=lambda site: places.get(site, -1.0)):
+        later -= count[site]
         if later <= _SKEWED * len(found):
-            return site if any(inside for other, _, inside in found if other == site) else None
+            return site if any(one.inside for one in found if one.site == site) else None
     return None
 
 
@@ -167,7 +195,7 @@ def _placed(threads: Threads, chosen: dict[tuple[tuple[Key, ...], Key], Key]) ->
     for op in threads.operations:
         key = chosen.get((threads.program, threads.numbered[op.row]))
         row = rows.get((op.thread, int(threads.step[op.row]), key)) if key is not None else None
-        if threads.names[op.row] in _MESSAGES:
+        if threads.is_message(op.row):
             after = threads.first_after(op.thread, int(threads.nodes.end[op.row]))
             row = None if after is None else int(threads.leaves[op.thread][after])
         if row is not None and threads.nodes.ts[row] >= threads.nodes.ts[op.row]:
