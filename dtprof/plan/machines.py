@@ -17,6 +17,8 @@ _CALLED: tuple[tuple[str, str], ...] = (
     (r"3090", "RTX 3090"), (r"mi355", "MI355X"), (r"mi325", "MI325X"), (r"mi300", "MI300X"), (r"mi250", "MI250X"),
 )  # fmt: skip
 _BY_NAME = {gpu.name: gpu for gpu in GPUS}
+# W of a module without a limit (vendors' data sheets)
+_WATTS = {"A100 SXM 40GB": 400, "A100 SXM 80GB": 400, "H100 SXM": 700, "H200 SXM": 700, "B200 SXM": 1000}
 _NETWORK = {"edr": 100.0, "hdr": 200.0, "ndr": 400.0, "xdr": 800.0}
 
 
@@ -33,9 +35,20 @@ def gpu_called(text: str) -> Gpu | None:
     return replace(found, memory_gb_s=float(told[1]) * 1e3) if found and told else found
 
 
+def clock_called(text: str, gpu: Gpu) -> float:
+    """Share of the clock that a power limit in a description (``500W``) leaves: power grows with the cube of the clock.
+
+    Dynamic power is C V^2 f, and voltage goes with frequency (Horowitz et al. 1994, low-power digital design).
+    """
+    told, most = re.search(r"\b(\d{3,4}) ?w\b", text.lower()), _WATTS.get(gpu.name)
+    return min((int(told[1]) / most) ** (1 / 3), 1.0) if told and most else 1.0
+
+
 def memory_called(text: str, gpu: Gpu) -> int:
     """Bytes of memory that a description states (``80GB``), the GPU's largest where it states none; 1 GB is 1e9 bytes."""
-    told = [float(one) for one in re.findall(r"(?<![\d.])(\d+) ?g(?:i?b)?\b", text.lower().replace("_", " ")) if float(one) >= 8]
+    told = [
+        float(one) for one in re.findall(r"(?<![\d.])(\d+) ?g(?:i?b)?\b", text.lower().replace("_", " ")) if float(one) >= 8
+    ]
     return int((told[0] if told else max(gpu.memory_gb)) * 1e9)
 
 

@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
 
+from dtprof.catalogue.hardware import PCIE_X16_GB_S
 from dtprof.errors import InputError
 from dtprof.plan import presets
 from dtprof.plan.machines import gpu_called
@@ -99,7 +100,9 @@ def cluster_of(table: object, where: str, folder: Path = Path()) -> Cluster:
         gpus,
         per_node,
         max(gpu.memory_gb) * 10**9 if memory is None else bytes_of(str(memory), f"{where}: cluster.memory"),
-        (gpu.fast.gb_s if gpu.fast else 0.0) if intra is None else rate_of(str(intra), f"{where}: cluster.intra"),
+        (gpu.fast.gb_s if gpu.fast else PCIE_X16_GB_S[gpu.pcie])
+        if intra is None
+        else rate_of(str(intra), f"{where}: cluster.intra"),
         rate_of(str(known["inter"]), f"{where}: cluster.inter") if "inter" in known else 0.0,
         _whole(known.get("rails", 0), where, "cluster.rails", 0),
         _whole(known.get("pod_gpus", 0), where, "cluster.pod_gpus", 0),

@@ -6,7 +6,7 @@ bandwidths in GB/s (1e9 bytes) per direction. Words: Narayanan et al. 2021 (Mega
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from dtprof.catalogue.hardware import Gpu
@@ -19,6 +19,7 @@ Offload = Literal["optimizer", "parameters", "activations"]
 AttentionKind = Literal["unfused", "flash"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 AttentionGeneration = Literal["unfused", "fused-softmax", "flash-1", "flash-2", "flash-3", "cudnn"]
+Products = Literal["2021", "2023", "internevo"]
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,11 @@ class Cluster:
     ``gpu``: an entry of the hardware catalogue; ``gpus``: all of them; ``gpus_per_node``: how many share the fast links (72 in
     an NVL72 rack); ``memory_bytes``: of one GPU; ``intra_gb_s``: of one GPU to its node's others; ``inter_gb_s``: of one node
     to the others, all its ports together; ``rails``: ports of a node, each to its own switch (0: not known, one for each GPU
-    up to eight); ``pod_gpus``: GPUs below one spine, 0 for all; ``pod_share``: bandwidth out of a pod over that inside it.
+    up to eight); ``pod_gpus``: GPUs below one spine, 0 for all; ``pod_share``: bandwidth out of a pod over that inside it;
+    ``clock``: what a power limit leaves of the catalogue's clock.
     """
 
-    gpu: Gpu
+    gpu: Gpu = field(hash=False)
     gpus: int
     gpus_per_node: int
     memory_bytes: int
@@ -109,6 +111,7 @@ class Cluster:
     pod_gpus: int = 0
     pod_share: float = 1.0
     name: str = ""
+    clock: float = 1.0
 
     @property
     def nodes(self) -> int:
@@ -179,7 +182,10 @@ class Software:
     ``compiled``: elementwise work is fused (torch.compile, or a framework's own); ``attention``: its kernel's generation;
     ``tp_hidden``, ``dp_hidden``: share of tensor- and of data-parallel communication that is scheduled beside compute (what
     then does not fit under it is exposed all the same); ``fsdp``: 0 none, 1 flat parameters, 2 per parameter; ``launch_bound``:
-    kernels are launched one by one from Python (False with CUDA graphs); ``fused_loss``: the loss writes no logits in fp32.
+    kernels are launched one by one from Python (False with CUDA graphs); ``fused_loss``: the loss writes no logits in fp32;
+    ``parallel_loss``: Megatron's vocabulary-parallel one, a kernel for each of its steps; ``products``: whose matrix products
+    the constants were fitted on; ``gather_hidden``: ZeRO-1's parameters are gathered beside the next forward pass;
+    ``messages_hidden``: with virtual stages messages between stages are sent beside compute.
     """
 
     name: str
@@ -191,6 +197,10 @@ class Software:
     launch_bound: bool = True
     summary: str = ""
     fused_loss: bool = False
+    parallel_loss: bool = False
+    products: Products = "2023"
+    gather_hidden: bool = False
+    messages_hidden: bool = False
 
 
 @dataclass(frozen=True)
