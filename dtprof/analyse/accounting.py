@@ -143,7 +143,7 @@ def graphs_without_kernels(view: PartView) -> int:
 
 @dataclass(frozen=True)
 class CommSplit:
-    """Communication of a part by what it does: moving, waiting, not told; ``messages``: what of the waiting is for a message."""
+    """Communication of a part by what it does: moving, waiting for a late rank, not told, waiting for a message."""
 
     transfer: Cover
     wait: Cover

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dtprof.analyse.calls import calls_of
 from dtprof.analyse.results import CommResult, Operation
 from dtprof.protocols import Lens
 from dtprof.run import Run
@@ -15,7 +16,7 @@ from dtprof.schema import MISSING, MISSING32
 from dtprof.table import Table
 
 # ranges that say nothing about an operation's purpose
-_PLAIN = re.compile(r"^(?:nccl|gloo|c10d|mpi|ucc)[:_]|^ProfilerStep#|^record_param_comms$|^aten::|^autograd::")
+_PLAIN = re.compile(r"^(?:nccl|gloo|c10d|_c10d_functional|mpi|ucc)[:_]|^ProfilerStep#|^record_param_comms$|^aten::|^autograd::")
 _DECORATION = re.compile(r"^[#\s]+|[#\s]+$")
 
 
@@ -81,8 +82,11 @@ class _Labels:
     def of(self, part: int, row: int) -> str:
         """Label of one comm row; "" where nothing names it."""
         if part not in self._names:
-            events = self._run.table("events", part)
-            records = self._run.table("comm", part)["record"].tolist()
+            events, comm = self._run.table("events", part), self._run.table("comm", part)
+            records = comm["record"].tolist()
+            if len(comm) and bool((comm["record"] == comm["event"]).any()):
+                for called, by in calls_of(events, comm).items():
+                    records[called] = by
             self._names[part] = (events["name"].tolist(), events.values("name"), events["parent"].tolist(), records)
         codes, names, parents, records = self._names[part]
         at = records[row] if row < len(records) else MISSING32

@@ -17,7 +17,7 @@ from dtprof.analyse.covers import PartView
 from dtprof.analyse.results import AccountingResult, CommResult, PartAccount, PhaseResult, StepAccount, settled
 from dtprof.protocols import Lens
 from dtprof.run import Run
-from dtprof.schema import PHASES
+from dtprof.schema import PHASES, POINT_TO_POINT
 from dtprof.stats import Floats, bounds, location
 
 OWN_KEYS = (
@@ -96,20 +96,46 @@ def analyse(study: Lens) -> StragglerResult:
         return StragglerResult((), 0, "several captures of one rank: ranks cannot be paired")
     if len({(p.attempt, p.window) for p in study.run.parts if p.rank is not None}) > 1:
         return StragglerResult((), 0, "the ranks were recorded in different runs or windows")
-    if any(o.op in ("send", "recv", "send_recv") for o in comm.operations):
+    alike = _alike(study.run, parts, any(o.op in POINT_TO_POINT for o in comm.operations))
+    if not alike:
         return StragglerResult((), 0, "point-to-point traffic: ranks of different pipeline stages do different work")
     mine = {p.part: {s.step: s for s in settled(p.steps) if s.complete} for p in parts}
     common = sorted(set.intersection(*(set(s) for s in mine.values())))
     if len(common) < _LEAST_STEPS:
         return StragglerResult((), len(common), f"{len(common)} complete steps on all ranks; {_LEAST_STEPS} are needed")
     common = common[:: -(-len(common) // _MOST_STEPS)]
+    uneven = {rank for split in study.result("parallel").splits if split.ascending for rank in split.compute_ns}
+    found = [s for group in alike for s in _compared(study, accounting, group, mine, common) if s.rank not in uneven]
+    return StragglerResult(tuple(sorted(found, key=lambda s: -s.excess.cost)), len(common), "")
+
+
+def _alike(run: Run, parts: list[PartAccount], messages: bool) -> list[list[PartAccount]]:
+    """Parts that do the same work: all of them, or those of one pipeline stage; [] where messages are exchanged along an axis
+    that is not known, or no stage has two ranks.
+    """
+    mesh = run.manifest.mesh
+    if mesh.get("pp", 1) <= 1:
+        return [parts] if not messages or mesh.get("cp", 1) > 1 else []
+    stages: dict[int, list[PartAccount]] = {}
+    for part in parts:
+        stage = run.manifest.coordinates.get(str(part.rank), {}).get("pp")
+        if stage is not None:
+            stages.setdefault(stage, []).append(part)
+    return [found for found in stages.values() if len(found) > 1]
+
+
+def _compared(
+    study: Lens,
+    accounting: AccountingResult,
+    parts: list[PartAccount],
+    mine: dict[int, dict[int, StepAccount]],
+    common: list[int],
+) -> list[Straggler]:
+    """The stragglers of parts that do the same work."""
     own = np.array([[_own(mine[p.part][s]) for s in common] for p in parts], np.float64)
     delays = None if accounting.on_device else _delays(study.run, parts, common)
     by_phase = _phase_matrices(study, parts, common)
-    found = [
-        s for i in range(len(parts)) if (s := _straggler(study, parts, mine, common, own, delays, by_phase, i)) is not None
-    ]
-    return StragglerResult(tuple(sorted(found, key=lambda s: -s.excess.cost)), len(common), "")
+    return [s for i in range(len(parts)) if (s := _straggler(study, parts, mine, common, own, delays, by_phase, i)) is not None]
 
 
 def _own(step: StepAccount) -> int:

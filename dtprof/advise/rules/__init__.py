@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dtprof.advise.rules.across_nodes import AcrossNodes, ExpertsAcrossNodes, TensorAcrossNodes
 from dtprof.advise.rules.buckets import BucketSize, Compression
 from dtprof.advise.rules.checkpoint import SavingThread
 from dtprof.advise.rules.comm import Exposed, Waiting
@@ -15,7 +16,9 @@ from dtprof.advise.rules.gpu import Ecc, NvLink, Throttling
 from dtprof.advise.rules.host import LaunchBound
 from dtprof.advise.rules.host_waits import GarbageCollection, Synchronising
 from dtprof.advise.rules.input import InputStall, Pinning
+from dtprof.advise.rules.moe import Capacity, ExpertBalance
 from dtprof.advise.rules.overlap import FsdpPrefetch, Reshard, WrapSize
+from dtprof.advise.rules.parallel import RingOverlap, SequenceParallel, UnbalancedSplit
 from dtprof.advise.rules.pipeline import Imbalance, MicroBatches, Schedule, Untagged
 from dtprof.advise.rules.straggler import ComputeRank, HostRank, LateEntry
 from dtprof.advise.rules.training import ClipOrder, LrScaling, NoiseScale, SamplerEpoch, ScalerSkips
@@ -59,4 +62,12 @@ RULES: tuple[Rule, ...] = (
     Imbalance(),
     Schedule(),
     Untagged(),
+    ExpertBalance(),
+    Capacity(),
+    ExpertsAcrossNodes(),
+    TensorAcrossNodes(),
+    AcrossNodes(),
+    SequenceParallel(),
+    UnbalancedSplit(),
+    RingOverlap(),
 )

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dtprof.catalogue.collectives import operation
+from dtprof.analyse.calls import calls_of
 from dtprof.run import Part, Run
-from dtprof.table import Table
 
 _NAME = re.compile(r"^FSDP::(?P<what>\w+?)(?: \((?P<unit>.*)\)| for (?P<target>.*))?$")
 # ranges that say nothing of a unit
@@ -90,7 +89,7 @@ def _sent(run: Run, part: Part, ours: NDArray[np.bool_]) -> tuple[dict[int, list
     inside: dict[int, list[Sent]] = defaultdict(list)
     outside: dict[int, list[Sent]] = defaultdict(list)
     ops = comm.text("op")
-    calls = _calls(events, comm)
+    calls = calls_of(events, comm)
     launches = events["launch"].tolist()
     columns = [comm[c].tolist() for c in ("event", "bytes_in", "bytes_out", "group")]
     for row, (event, given, got, group) in enumerate(zip(*columns, strict=True)):
@@ -106,25 +105,3 @@ def _sent(run: Run, part: Part, ours: NDArray[np.bool_]) -> tuple[dict[int, list
         else:
             outside[int(steps[event])].append(one)
     return inside, outside
-
-
-def _calls(events: Table, comm: Table) -> dict[int, int]:
-    """The call (``c10d::…``) that handed over each collective: in gloo's traces the two share no number, only their order.
-
-    Operations begin in the order of the calls; a reduce-scatter is an all-reduce on gloo.
-    """
-    names = events.text("name")
-    called = [(row, operation(str(names[row]))) for row in np.flatnonzero(events.is_("kind", "cpu_op")).tolist() if
-              str(names[row]).startswith("c10d::")]  # fmt: skip
-    ops = comm.text("op")
-    out: dict[int, int] = {}
-    place = 0
-    for row in np.argsort(events["ts"][comm["event"]], kind="stable").tolist():
-        begin = events["ts"][comm["event"][row]]
-        for at in range(place, len(called)):
-            if events["ts"][called[at][0]] > begin:
-                break
-            if called[at][1] == ops[row] or (called[at][1], ops[row]) == ("reduce_scatter", "all_reduce"):
-                out[row], place = called[at][0], at + 1
-                break
-    return out
