@@ -10,8 +10,12 @@ function harmless(text) {
   return [...parsed.body.childNodes];
 }
 
-export default function ({ parentElement, data }) {
+export default function ({ parentElement, data, setTriggerValue }) {
   const place = parentElement.querySelector(".dt");
+  place.onclick = (event) => {
+    const mark = event.target.closest("[data-go]");
+    if (mark) setTriggerValue("go", mark.dataset.go);
+  };
   if (place.shown === data) return;
   place.shown = data;
   place.replaceChildren(...harmless(data));

@@ -19,6 +19,7 @@ from dtprof.model.ddp.observe import Seen
 from dtprof.model.ddp.observe import observe as observe_ddp
 from dtprof.model.fsdp.observe import SeenFsdp
 from dtprof.model.fsdp.observe import observe as observe_fsdp
+from dtprof.model.offered import Offer, offers
 from dtprof.model.outcome import Outcome
 from dtprof.model.pipeline.observe import SeenPipeline, observe
 from dtprof.model.whatif import what_if
@@ -27,6 +28,7 @@ from dtprof.report.budget import BudgetRow, budget
 from dtprof.report.charts.timeline import Timeline, timeline
 from dtprof.report.facts import Facts, gather
 from dtprof.run import Run
+from dtprof_dashboards.memory_series import Series, series
 
 # runs that are kept open; each may take hundreds of MB
 KEPT = 4
@@ -71,6 +73,11 @@ class Opened:
         if self.facts.accounting.on_device:
             return "units are told apart on hosts only"
         return observe_fsdp(self.run)
+
+    @cached_property
+    def offers(self) -> list[Offer]:
+        """The edits that models of the run follow."""
+        return offers(self.run)
 
     @cached_property
     def bandwidth(self) -> dict[tuple[str, str], Reached | str]:
@@ -118,3 +125,9 @@ def simulated_parts(path: Path, stamp: Watermark, edits: tuple[str, ...], _outco
     if not parts:
         return None
     return {k: fmean(fmean(s.accounting[k] for s in steps) for steps in parts) for k in ACCOUNTING}
+
+
+@st.cache_resource(max_entries=100, show_spinner=False)
+def memory_over_time(path: Path, stamp: Watermark, part: int, _run: Run) -> Series | None:
+    """Memory of one process over time, by category; None where it was not read often enough."""
+    return series(_run, part)

@@ -7,10 +7,11 @@ an old address, and must not undo what was chosen before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from urllib.parse import parse_qsl
 
 import streamlit as st
 
-_HELD, _PAGE = "dtprof_selection", "dtprof_page"
+_HELD, _PAGE, _NEXT = "dtprof_selection", "dtprof_page", "dtprof_next"
 _ALL = -1
 KEYS = ("run", "rank", "step", "other", "window")
 
@@ -43,6 +44,25 @@ def begin_page(page: str) -> bool:
     first = _PAGE not in st.session_state
     st.session_state[_PAGE] = page
     return first
+
+
+def follow(target: str) -> None:
+    """Select what a mark of a figure names, as ``page=timeline&rank=1&step=6``: before anything of the page is drawn."""
+    wanted = dict(parse_qsl(target[:200]))
+    for key in ("rank", "step"):
+        text = wanted.get(key, "")
+        if text.isascii() and text.isdigit() and len(text) < 12:
+            keep(key, text)
+            st.session_state[widget_key(key)] = int(text)
+    if "page" in wanted:
+        keep("window", None)
+        st.session_state[_NEXT] = wanted["page"]
+
+
+def next_page() -> str | None:
+    """The page that a mark has asked for, once."""
+    asked: str | None = st.session_state.pop(_NEXT, None)
+    return asked
 
 
 def widget_key(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -17,6 +17,7 @@ from dtprof.report.html_tables import inline, prose
 from dtprof.report.palette import tokens
 from dtprof.report.svg import DEFS
 from dtprof.report.wording import emphasis
+from dtprof_dashboards import selection
 
 # the width of a figure across the page, and of one of two side by side, in px at a laptop's width
 FULL, HALF = 1088.0, 520.0
@@ -30,9 +31,20 @@ def _component() -> Any:
     return st.components.v2.component("dtprof_markup", html='<div class="dt"></div>', js=script, isolate_styles=False)
 
 
-def markup(text: str) -> None:
-    """Draw markup; every text in it is escaped already."""
-    _component()(data=text)
+def markup(text: str, key: str = "") -> None:
+    """Draw markup; every text in it is escaped already. With a ``key`` of its page, a click on a mark that says where to go
+    (``data-go``) goes there.
+    """
+    if key:
+        widget = selection.widget_key(key)
+        _component()(data=text, key=widget, on_go_change=partial(_go, widget))
+    else:
+        _component()(data=text)
+
+
+def _go(widget: str) -> None:
+    """What a click chose: it is kept before anything is drawn."""
+    selection.follow(str(st.session_state[widget].go or ""))
 
 
 def style() -> None:
@@ -96,7 +108,8 @@ def _tile(tile: Tile) -> str:
 def section(name: str, sub: str, body: str) -> None:
     """A heading, what is drawn, and the drawing; ``sub`` and ``body`` are markup."""
     words = f'<p class="sub">{sub}</p>' if sub else ""
-    markup(f'<section><h2>{escape(name)}</h2>{words}<div class="wide">{body}</div></section>')
+    key = f"marks of {name}" if " data-go=" in body else ""
+    markup(f'<section><h2>{escape(name)}</h2>{words}<div class="wide">{body}</div></section>', key)
 
 
 def nothing(name: str, what: str, how: str = "") -> None:

@@ -166,3 +166,4 @@ _READERS: dict[str, Callable[[Any, DdpModel], dict[str, Any] | str]] = {
     "ideal.rank": _ideal_rank,
     "ideal.communication": lambda value, _: {"free": bool(value)},
 }
+DDP_KEYS = frozenset({*_BUCKETS, *_READERS, POWERSGD})

@@ -40,6 +40,11 @@ def rect(x: float, y: float, w: float, h: float, paint: str, title: str, extra: 
     return f"<rect {place}{colour}{extra}><title>{escape(title)}</title></rect>"
 
 
+def leads(target: str) -> str:
+    """The attribute of a mark that leads somewhere on a click, as ``page=timeline&rank=1``; nothing for nowhere."""
+    return f' data-go="{escape(target)}"' if target else ""
+
+
 def text(x: float, y: float, words: str, css: str = "", anchor: str = "start") -> str:
     """Words at a place; ``css`` names classes (b bold, m muted, on-… for text on a mark)."""
     look = f' class="{css}"' if css else ""

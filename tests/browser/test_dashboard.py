@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,55 @@ def test_an_edit_changes_the_figure(visit):
     tab.click("[role=option]:has-text('even')")
     tab.wait_for_selector(".dt h2:text-matches('Predicted beside|Withheld')", timeout=60_000)
     assert "Replay error" in words(tab)
+
+
+def test_a_value_may_be_typed_and_a_bad_one_is_explained(visit):
+    tab = visit("whatif", "ddp")
+    assert "Replay error" in words(tab)
+    for typed, says in (("3.5", "net.bandwidth_scale=3.5"), ("<b>fast", "is no value of net.bandwidth_scale")):
+        tab.fill("[data-testid=stSelectbox]:has-text('net.bandwidth_scale') input", typed)
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector(f".dt :text('{says}')", timeout=60_000)
+    assert tab.query_selector(".dt b:text-is('fast')") is None
+
+
+def test_a_mark_leads_to_its_rank_and_step(visit):
+    tab = visit("ranks", "ddp")
+    tab.click("rect[data-go='page=timeline&rank=1&step=6']")
+    tab.wait_for_selector(".dt .title h1:text-is('Timeline')", timeout=60_000)
+    settle(tab)
+    assert boxes(tab)[:2] == ["rank 1", "step 6"]
+    assert "page=timeline" in tab.evaluate("location.href") and "rank=1&step=6" in tab.evaluate("location.search")
+    tab.go_back()
+    tab = visit("overview", "ddp", rank=0)
+    tab.click("rect[data-go='step=5'] >> nth=0")
+    tab.wait_for_selector(".dt p:has-text('Step 5,')", timeout=60_000)
+    settle(tab)
+    assert boxes(tab)[:2] == ["rank 0", "step 5"]
+    tab.click("g[data-go='rank=1'] rect >> nth=0")
+    tab.wait_for_selector(".dt p:has-text('one step of rank 1')", timeout=60_000)
+    settle(tab)
+    assert boxes(tab)[:2] == ["rank 1", "step 5"]
+
+
+def test_two_that_start_in_the_same_second_both_come_up(runs):
+    both = [
+        subprocess.Popen([DTPROF, "dashboard", str(runs / name), "--json"], stdout=subprocess.PIPE, text=True)
+        for name in ("ddp", "moe")
+    ]
+    try:
+        told = [json.loads(process.stdout.readline()) for process in both]
+        assert len({t["url"] for t in told}) == 2
+        assert [Path(t["path"]).name for t in told] == ["ddp", "moe"]
+        for answer in told:
+            with urllib.request.urlopen(f"{answer['url']}/dtprof/alive", timeout=10) as served:
+                assert int(served.read()) == answer["pid"]
+    finally:
+        for process in both:
+            process.terminate()
+        assert [process.wait(30) for process in both] == [130, 130]
+        for process in both:
+            process.stdout.close()
 
 
 def test_clicks_during_a_slow_rerun_are_kept(visit):

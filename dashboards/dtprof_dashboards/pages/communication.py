@@ -1,4 +1,4 @@
-"""Communication: operations with waiting and moving told apart, who waits, each group, size against time."""
+"""Communication: waiting and moving told apart, who waits, each group, who talks to whom, size against time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 
 from dtprof.advise.rules.comm_bandwidth import LEAST_BYTES, Reached
 from dtprof.analyse.results import Operation
-from dtprof.numbers import NOT_KNOWN, Scale, count, fixed, percent, size, time
+from dtprof.numbers import NOT_KNOWN, Scale, count, counted, fixed, percent, size, time
 from dtprof.report.budget import MANY
 from dtprof.report.charts.matrix import Cell, log_level, matrix_figure
 from dtprof.report.charts.sizes import Fit, fits, known, sizes_figure
@@ -16,9 +16,10 @@ from dtprof.report.html import ENDS_TOGETHER, STRIPED, UNSPLIT
 from dtprof.report.html_tables import operations_table
 from dtprof.report.operations import group_words, op_words, select, wait_sum
 from dtprof_dashboards import show
+from dtprof_dashboards.links import counters, group_rows, pair_rows, pairs
 from dtprof_dashboards.view import Page, View
 
-FEW_POINTS = 6
+FEW_POINTS, MOST_GROUPS = 6, 24
 UNJUDGED = "operations that do not end together on all ranks, or belong to no step, are not judged"
 
 
@@ -50,6 +51,7 @@ def render(view: View) -> None:
     _operations(view, operations)
     _who_waits(operations)
     _groups(view, operations)
+    _links(view, operations, step)
     _sizes(operations)
 
 
@@ -82,9 +84,10 @@ def _wait_cell(operation: Operation, rank: int, top: int, scale: Scale) -> Cell:
     if rank not in operation.wait_ns:
         return Cell(None, "", f"{who} · takes no part")
     wait = operation.wait_ns[rank]
+    go = "" if operation.step is None else f"page=timeline&rank={rank}&step={operation.step}"
     if rank == operation.last_rank:
-        return Cell(None, "last ▶", f"{who} · arrives last, waits for nobody", bold=True)
-    return Cell(log_level(wait or 0, top), scale.text(wait), f"{who} · waits {time(wait)}")
+        return Cell(None, "last ▶", f"{who} · arrives last, waits for nobody", bold=True, go=go)
+    return Cell(log_level(wait or 0, top), scale.text(wait), f"{who} · waits {time(wait)}", go=go)
 
 
 def _groups(view: View, operations: list[Operation]) -> None:
@@ -135,6 +138,42 @@ def _sums(found: list[Operation]) -> tuple[float, float | None, float | None]:
     waits = [w for o in found if (w := wait_sum(o)) is not None]
     moves = [o.transfer_ns * len(o.dur_ns) for o in found if o.transfer_ns is not None]
     return sum(sum(o.dur_ns.values()) for o in found), sum(waits) if waits else None, sum(moves) if moves else None
+
+
+def _links(view: View, operations: list[Operation], step: int | None) -> None:
+    """Who talks to whom: messages by sender and receiver, collectives by group and member, counters of links."""
+    title, run = "Who talks to whom", view.facts.run
+    every = sorted({o.step for o in operations if o.step is not None})
+    many = len(every) or 1
+    drawn = list(run.ranks)[:MANY]
+    found, lost = pairs(run, None if step is None else [step])
+    found = [pair for pair in found if {pair.src, pair.dst} <= set(drawn)]
+    if found:
+        sub = (
+            "Bytes of messages per step, by sender and receiver. The title of a cell has the bandwidth of its best receive, "
+            "which waits as well, so a link is at least that fast."
+        )
+        sub += f" Of {counted(lost, 'message')} the peer cannot be told." if lost else ""
+        rows = pair_rows(found, many, drawn)
+        heads = [f"to rank {rank}" if i == 0 else str(rank) for i, rank in enumerate(drawn)]
+        figure = matrix_figure(rows, heads, "comm_transfer_ns", show.FULL, "Bytes by sender and receiver")
+        show.section(title, escape(sub), show.figure(figure))
+        title = "Groups and their members"
+    groups = group_rows(run, operations, many, drawn)[:MOST_GROUPS]
+    if groups:
+        sub = (
+            "Bytes of collectives per step, by group and member. Which of them pass between which two members is the "
+            "algorithm’s choice, and in no trace."
+        )
+        heads = [f"rank {rank}" if i == 0 else str(rank) for i, rank in enumerate(drawn)]
+        figure = matrix_figure(groups, heads, "comm_transfer_ns", show.FULL, "Bytes by group and member")
+        show.section(title, escape(sub), show.figure(figure))
+    read = counters(run)
+    if read:
+        sub = "Read by NVML once a second: all links of a device together."
+        show.section("What the links carried", sub, show.table(["", "counter", "mean", "most"], read, {2, 3}))
+    if not found and not groups:
+        show.nothing(title, "The sizes of operations were not recorded, or no operation belongs to a known group.")
 
 
 def _sizes(operations: list[Operation]) -> None:

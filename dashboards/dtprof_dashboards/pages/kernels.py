@@ -1,4 +1,4 @@
-"""Kernels: classes, names, and how much of the work is bound by launching it."""
+"""Kernels: classes, names, what is bound by launching it, and how near to the limits of the device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from dtprof.report import svg
 from dtprof.report.charts.plain_bars import Bar, bars_figure
 from dtprof.report.html_tables import kernels_table
 from dtprof_dashboards import show
+from dtprof_dashboards.roofline import BOUND, reached
 from dtprof_dashboards.show import Tile
 from dtprof_dashboards.view import Page, View
 
+MOST_ROOFS = 12
 # communication kernels wait as well as move, which kernels alone do not tell
 _PAINTS = {"communication": svg.fill("comm_unsplit_ns"), "copy": svg.fill("copy_exposed_ns")}
 
@@ -53,6 +55,34 @@ def render(view: View) -> None:
     shown = kernels_table(replace(facts, kernels=mine))
     note = " Counts and medians are of all ranks." if rank is not None else ""
     show.section("By name", escape(f"{who}, by total time: the first ten, and the others in one row.{note}"), shown)
+    _roofs(view)
+
+
+def _roofs(view: View) -> None:
+    """How near the kernels come to the roofs of the device, or what would tell."""
+    found = reached(view.facts.run)
+    if not found:
+        show.nothing(
+            "How near kernels come to the device’s limits is not known",
+            "A roofline needs what a kernel computes and what it reads and writes. Traces have neither; counters of the device "
+            "do, and none of its arithmetic and memory were recorded here.",
+            "Nsight Systems reads them for a whole job, with `nsys profile --gpu-metrics-devices=all -t cuda,nvtx`; its export "
+            "shows them here. Nsight Compute reads them for single kernels, with `ncu --set roofline`.\n"
+            "dtprof dashboard job.sqlite",
+        )
+        return
+    whole = sum(row.total_ns for row in found) or 1
+    rows = [
+        [row.name, time(row.total_ns), percent(row.total_ns / whole), count(row.readings), percent(row.arithmetic),
+         percent(row.memory), row.bound]
+        for row in found[:MOST_ROOFS]
+    ]  # fmt: skip
+    heads = ["kernel", "time", "share", "readings", "of peak arithmetic", "of peak memory", "bound by"]
+    sub = (
+        f"Mean of the device’s counters while the kernel ran alone, by time; bound by a roof from {percent(BOUND)} of it on. "
+        "Arithmetic: tensor pipes or instruction issue, whichever is busier; memory: reads and writes."
+    )
+    show.section("Against the device’s limits", sub, show.table(heads, rows, {1, 2, 3, 4, 5}, "kernels"))
 
 
 def _of_rank(view: View, rank: int) -> KernelResult:
@@ -75,9 +105,9 @@ def _tiles(view: View) -> list[Tile]:
     starved = shares.get("idle_host_ns", 0.0)
     return [
         Tile("Short kernels", percent(found.short_share), "under 10 us, shorter than a launch usually takes"),
-        Tile("Not launched yet", percent(starved), "of the step: idle for want of a launch")
+        Tile("Launch-bound", percent(starved), "of the step the device is idle for want of a launch")
         if view.opened.rows
-        else Tile("Not launched yet", None, "no step is marked"),
+        else Tile("Launch-bound", None, "no step is marked"),
         Tile(
             "Without a launch",
             count(sum(lost.values())),

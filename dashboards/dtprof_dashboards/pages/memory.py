@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from html import escape
 
-import numpy as np
-
 from dtprof.analyse.memory import PartMemory
-from dtprof.intervals import Ints
 from dtprof.numbers import NOT_KNOWN, counted, percent
 from dtprof.numbers import memory as bytes_words
 from dtprof.report import memory as words
 from dtprof.report.charts.memory import level_figure
 from dtprof.report.charts.plain_bars import Bar, bars_figure
-from dtprof.schema import MISSING
 from dtprof_dashboards import selection, show
+from dtprof_dashboards.memory_series import step_marks
+from dtprof_dashboards.opened import memory_over_time
 from dtprof_dashboards.show import Tile
 from dtprof_dashboards.view import Page, View
 
-_COUNTERS = ("memory_allocated", "memory_rss")
 MOST_MARKS = 12
 
 
@@ -86,44 +83,16 @@ def _tiles(part: PartMemory) -> list[Tile]:
 
 def _level(view: View, part: PartMemory) -> None:
     title = "Over time"
-    series = _series(view, part.part)
-    if series is None:
+    found = memory_over_time(view.path, view.stamp, part.part, view.facts.run)
+    if found is None:
         show.nothing(title, "Memory was not read often enough to draw it over time.")
         return
-    ts, held, what = series
-    steps = view.facts.run.table("steps", part.part)
-    begins = [
-        (int(at), f"step {step}")
-        for step, at in zip(steps["step"].tolist(), steps["host_ts"].tolist(), strict=True)
-        if at != MISSING
-    ]
-    inside = [mark for mark in begins if ts[0] <= mark[0] <= ts[-1]]
+    inside = step_marks(view.facts.run, part.part, found.ts)
     marks = inside[:: -(-len(inside) // MOST_MARKS) or 1]
-    label = f"{words.label(part)}: {what}"
-    show.section(title, escape(f"{label}; dot: the peak."), show.figure(level_figure(ts, held, marks, show.FULL, label)))
-
-
-def _series(view: View, part: int) -> tuple[Ints, Ints, str] | None:
-    """(ts, bytes, what they are) of the allocator's readings, else of the counter of each step; None with fewer than 2."""
-    run = view.facts.run
-    table = run.table("memory", part)
-    rows = np.flatnonzero(table.is_("category", "allocated"))
-    if len(rows) >= 2:
-        device = table["device"][rows]
-        rows = rows[device == device.max()]
-        ts, held = table["ts"][rows], table["bytes"][rows]
-        if len(np.unique(ts)) >= 2:
-            return ts, held, "allocated, at each event of the allocator"
-    metrics, steps = run.table("metrics", part), run.table("steps", part)
-    ends = dict(zip(steps["step"].tolist(), (steps["host_ts"] + np.maximum(steps["host_dur"], 0)).tolist(), strict=True))
-    for metric in _COUNTERS:
-        mine = metrics.take(metrics.is_("metric", metric))
-        points = [(ends[s], v) for s, v in zip(mine["step"].tolist(), mine["value"].tolist(), strict=True) if s in ends]
-        if len(points) >= 2:
-            points.sort()
-            ts, held = np.array([p[0] for p in points], np.int64), np.array([p[1] for p in points], np.int64)
-            return ts, held, f"{'allocated' if metric == _COUNTERS[0] else 'resident'}, at the end of each step"
-    return None
+    label = f"{words.label(part)}: {found.what}"
+    figure = level_figure(found.ts, found.held, marks, show.FULL, label, found.layers)
+    sub = f"{label}; dot: the peak. {show.sentences([found.why] if found.why else [])}"
+    show.section(title, escape(sub), show.figure(figure))
 
 
 def _categories(part: PartMemory) -> None:

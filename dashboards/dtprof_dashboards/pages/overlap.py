@@ -16,6 +16,7 @@ from dtprof_dashboards import show
 from dtprof_dashboards.view import Page, View
 
 MOST_LANES = 40
+_PASSES = ("forward", "backward")
 
 
 def render(view: View) -> None:
@@ -94,7 +95,9 @@ def _buckets(view: View, rank: int | None, step: int | None) -> Lanes | None:
         size = int(seen.bytes[number])
         lanes.append(Lane(f"bucket {number}", size, round(ready - begin), round(start - begin), round(end - begin)))
     backward = (round(mine.backward[0] - mine.begin), round(mine.backward[1] - mine.begin)) if mine.backward else None
-    return Lanes(f"rank {rank}, step {step}", round(mine.end - mine.begin), backward, tuple(lanes))
+    part = next(p for p in view.facts.run.parts if p.rank == rank)
+    passes = _passes(view, part, step, round(mine.begin))
+    return Lanes(f"rank {rank}, step {step}", round(mine.end - mine.begin), backward, tuple(lanes), passes)
 
 
 def _units(view: View, rank: int | None, step: int | None) -> Lanes | None:
@@ -111,9 +114,9 @@ def _units(view: View, rank: int | None, step: int | None) -> Lanes | None:
         lanes.append(Lane(name, taken.op.bytes, None, round(taken.handed - zero), round(taken.end - taken.early[mine] - zero)))
     part = next(p for p in view.facts.run.parts if p.rank == rank)
     steps = view.facts.run.table("steps", part.ordinal)
-    begin = int(steps["host_ts"][steps["step"] == step][0])
-    backward = _backward(view, part, step, begin + part.clock_offset_ns)
-    return Lanes(f"rank {rank}, step {step}", round(found.ends[mine] - zero), backward, tuple(lanes))
+    begin = int(steps["host_ts"][steps["step"] == step][0]) + part.clock_offset_ns
+    passes = _passes(view, part, step, begin)
+    return Lanes(f"rank {rank}, step {step}", round(found.ends[mine] - zero), _backward(passes), tuple(lanes), passes)
 
 
 def _operations(view: View, rank: int | None, step: int | None) -> Lanes | None:
@@ -141,15 +144,26 @@ def _operations(view: View, rank: int | None, step: int | None) -> Lanes | None:
     longest = sorted(
         sorted(lanes, key=lambda lane: -((lane.end or 0) - (lane.start or 0)))[:MOST_LANES], key=lambda x: x.start or 0
     )
-    backward = None if account.on_device else _backward(view, part, step, zero)
-    return Lanes(f"rank {rank}, step {step}", account.dur_ns, backward, tuple(longest))
+    if account.on_device:
+        return Lanes(f"rank {rank}, step {step}", account.dur_ns, None, tuple(longest))
+    passes = _passes(view, part, step, zero)
+    return Lanes(f"rank {rank}, step {step}", account.dur_ns, _backward(passes), tuple(longest), passes)
 
 
-def _backward(view: View, part: Part, step: int | None, zero: int) -> tuple[int, int] | None:
-    """Begin and end of the backward pass on the host, ns from ``zero`` on the run's clock."""
-    phases = [p for p in view.facts.phases.times if p.part == part.ordinal and p.step == step and p.phase == "backward"]
-    host = [(p.ts + part.clock_offset_ns - zero, p.ts + part.clock_offset_ns - zero + p.dur_ns) for p in phases]
-    return (min(h[0] for h in host), max(h[1] for h in host)) if host else None
+Passes = tuple[tuple[str, int, int], ...]
+
+
+def _passes(view: View, part: Part, step: int | None, zero: int) -> Passes:
+    """The forward and backward passes of a step on the host: phase, begin and end, ns from ``zero`` on the run's clock."""
+    shift = part.clock_offset_ns - zero
+    mine = [p for p in view.facts.phases.times if p.part == part.ordinal and p.step == step and p.phase in _PASSES]
+    return tuple(sorted(((p.phase, p.ts + shift, p.ts + shift + p.dur_ns) for p in mine), key=lambda p: p[1]))
+
+
+def _backward(passes: Passes) -> tuple[int, int] | None:
+    """From the begin of the first backward pass to the end of the last one."""
+    mine = [(a, b) for phase, a, b in passes if phase == "backward"]
+    return (min(a for a, _ in mine), max(b for _, b in mine)) if mine else None
 
 
 def _table(view: View) -> None:

@@ -114,7 +114,9 @@ def _steps(facts: Facts, rank: int | None, step: int | None) -> None:
         sub = f"{count(len(found))} steps of {who} as a line; the parts of a step are drawn up to {MANY} steps."
     elif any(b.parts is None for b in found):
         sub += " Grey columns were timed and not traced: what lies inside them is not known."
-    show.section("Every step", escape(sub), show.figure(steps_figure(found, median_of(found), show.FULL, step)))
+    if any(b.parts is not None for b in found) and len(found) <= MANY:
+        sub += " A click on a column chooses its step."
+    show.section("Every step", escape(sub), show.figure(steps_figure(found, median_of(found), show.FULL, step, leads=True)))
 
 
 def _of_step(view: View, step: int) -> list[BudgetRow]:
@@ -146,7 +148,7 @@ def _budget(view: View, step: int | None) -> None:
     if thin:
         sub.append(f"Too thin to draw: {', '.join(thin)}.")
     sub.append(left_out(rows))
-    drawing = budget_figure(drawn, average, shares, scale, show.FULL)
+    drawing = budget_figure(drawn, average, shares, scale, show.FULL, leads=len(rows) > 1)
     show.section(title, escape(" ".join(filter(None, sub))), show.figure(drawing))
 
 

@@ -52,7 +52,9 @@ def render(view: View) -> None:
         f"Step {step}, {time(end)}. Numbers are micro-batches; faint blue is forward, full blue backward "
         '<span class="c">compute</span>; faint orange: the rank <span class="w">waits</span>.'
     )
-    show.section("Stage by micro-batch", sub, show.figure(grid_figure(rows, end, top, show.FULL, left, simulated=False)))
+    goes = [f"page=timeline&rank={seen.ranks[place]}&step={step}" for place in sorted(seen.orders)]
+    figure = grid_figure(rows, end, top, show.FULL, left, simulated=False, goes=goes)
+    show.section("Stage by micro-batch", sub, show.figure(figure))
     _bubble(bubbles)
     _beside(seen, plan, outcome, top, left)
 

@@ -60,9 +60,10 @@ def _heat(view: View) -> None:
         values = _above_median(values)
     scale = Scale.of([v for row in values.values() for v in row])
     top = max((abs(v) for row in values.values() for v in row if v is not None), default=0.0)
+    ranks = {row.label: row.rank for row in view.opened.rows}
     hue = "comm_wait_ns" if measure == WAIT else "compute_ns"
     rows = [
-        (label, [_cell(label, step, value, top, scale, measure) for step, value in zip(steps, row, strict=True)])
+        (label, [_cell(label, step, value, top, scale, measure, ranks[label]) for step, value in zip(steps, row, strict=True)])
         for label, row in values.items()
     ]
     bold = {r.label for r in view.opened.rows if r.culprit}
@@ -71,7 +72,7 @@ def _heat(view: View) -> None:
         WAIT: "What a rank waits for others, outside its own work",
         STEP: "The whole step of each rank",
     }[measure]
-    sub = f"{words}; {scale.unit}. Bold: named by a finding."
+    sub = f"{words}; {scale.unit}. Bold: named by a finding. A click shows the rank’s step on the timeline."
     if len(view.opened.rows) > MANY:
         sub += f" Drawn are {len(rows)} of {len(view.opened.rows)} ranks: shortest, median, longest, culprits."
     figure = matrix_figure(rows, [f"step {s}" if i == 0 else str(s) for i, s in enumerate(steps)], hue, show.FULL, words, bold)
@@ -95,11 +96,12 @@ def _above_median(values: dict[str, list[float | None]]) -> dict[str, list[float
     }
 
 
-def _cell(label: str, step: int, value: float | None, top: float, scale: Scale, measure: str) -> Cell:
+def _cell(label: str, step: int, value: float | None, top: float, scale: Scale, measure: str, rank: int | None) -> Cell:
     if value is None:
         return Cell(None, "", f"{label} · step {step} was not captured")
     level = max(value, 0.0) / top if top else 0.0
-    return Cell(max(level, 0.01), scale.text(value), f"{label} · step {step} · {measure} {time(value)}")
+    go = "" if rank is None else f"page=timeline&rank={rank}&step={step}"
+    return Cell(max(level, 0.01), scale.text(value), f"{label} · step {step} · {measure} {time(value)}", go=go)
 
 
 def _whom(view: View) -> None:

@@ -1,65 +1,32 @@
-"""What-if: edits as controls, the predicted step beside the measured one, and how far to trust it."""
+"""What-if: edits as controls, the predicted step beside the measured one, how far to trust it, and what was measured after."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from html import escape
 from shlex import join, quote
 from typing import Any
 
 import streamlit as st
 
+from dtprof.advise.verify import VerdictRow
 from dtprof.analyse.results import ACCOUNTING
 from dtprof.edits import KEYS
 from dtprof.errors import DtprofError
-from dtprof.model.fsdp.marks import has_fsdp
 from dtprof.model.outcome import Outcome
-from dtprof.numbers import change, interval, percent, time
+from dtprof.numbers import change, counted, interval, percent, seconds, time
 from dtprof.report.budget import mean
 from dtprof.report.charts.predicted import Beside, Point, beside_figure, range_figure
-from dtprof_dashboards import selection, show
+from dtprof_dashboards import show
+from dtprof_dashboards.controls import boxes, values_of
 from dtprof_dashboards.opened import predicted, simulated_parts
+from dtprof_dashboards.record import held_words, measured_after, record
 from dtprof_dashboards.show import Tile
 from dtprof_dashboards.view import Page, View
 
-UNCHANGED = "as it is"
 LIMIT = 0.05
-
-
-@dataclass(frozen=True)
-class Control:
-    """One edit: its key and the values that are offered."""
-
-    key: str
-    values: tuple[str, ...]
-
-
-DDP = (
-    Control("ddp.bucket_cap_mb", ("0.5", "1", "2", "5", "10", "25", "50", "100")),
-    Control("comm.dtype", ("bf16", "fp16")),
-    Control("ddp.accumulation", ("2", "4", "8")),
-    Control("net.bandwidth_scale", ("0.25", "0.5", "2", "4", "10")),
-    Control("net.latency_scale", ("0.1", "0.5", "2", "4")),
-)
-PIPELINE = (
-    Control("pipeline.schedule", ("1f1b", "gpipe", "interleaved", "zero-bubble")),
-    Control("pipeline.microbatches", ("2", "4", "8", "16", "32")),
-    Control("pipeline.balance", ("even",)),
-)
-FSDP = (
-    Control("fsdp.prefetch", ("0", "1", "2", "3")),
-    Control("fsdp.reshard_after_forward", ("true", "false")),
-    Control("fsdp.wrap", ("1", "2", "3", "4")),
-    Control("net.bandwidth_scale", ("0.25", "0.5", "2", "4", "10")),
-    Control("net.latency_scale", ("0.1", "0.5", "2", "4")),
-)
-DEVICE = (
-    Control("net.bandwidth_scale", ("0.5", "2", "4")),
-    Control("ideal.communication", ("true",)),
-    Control("compute.matmul_scale", ("0.5", "2", "4")),
-    Control("compute.attention_scale", ("0.5", "2", "4")),
-    Control("compute.elementwise_scale", ("0.5", "2", "4")),
-)
+WIDTH = 760.0
 
 
 def render(view: View) -> None:
@@ -69,9 +36,9 @@ def render(view: View) -> None:
         show.nothing("This run is a prediction itself", "What-if starts from a measured run.")
         return
     left, right = st.columns([1, 3], gap="large")
-    with left:
+    with left, st.container(key="edits"):
         show.markup("<h2>Change</h2>")
-        edits = _controls(view)
+        edits = boxes(view.opened.offers, view.facts.run)
     with right:
         if not edits:
             _start(view)
@@ -86,47 +53,35 @@ def render(view: View) -> None:
         _prove(view, edits)
 
 
-def _controls(view: View) -> tuple[str, ...]:
-    """A box for each edit that the model of this run may follow; the edits that are chosen."""
-    if isinstance(view.opened.pipeline, str):
-        controls: tuple[Control, ...] = DEVICE if view.facts.accounting.on_device else DDP
-        if has_fsdp(view.facts.run):
-            controls = (*FSDP[:3], *DEVICE) if view.facts.accounting.on_device else FSDP
-        ranks = tuple(map(str, view.facts.run.ranks))
-        controls += (Control("ideal.rank", ranks),) if len(ranks) > 1 else ()
-    else:
-        controls = PIPELINE
-    chosen = []
-    for control in controls:
-        key = KEYS[control.key]
-        box = selection.widget_key(control.key)
-        value = st.selectbox(control.key, [UNCHANGED, *control.values], key=box, help=f"{key.what}: {key.expects}")
-        if value != UNCHANGED:
-            chosen.append(f"{control.key}={value}")
-    st.button("Reset", on_click=_reset, args=([selection.widget_key(c.key) for c in controls],))
-    return tuple(chosen)
-
-
-def _reset(boxes: list[str]) -> None:
-    for box in boxes:
-        st.session_state[box] = UNCHANGED
-
-
 def _start(view: View) -> None:
-    told = "Its step is predicted with an interval, the error of replaying the measured steps, and the share left unexplained."
-    show.markup(f'<p class="big">Choose a change at the left</p><p class="meta">{told}</p>')
+    """Before anything is chosen: how far each model of the run can be trusted, and what was proposed and proved."""
+    show.markup('<p class="big">Choose a change at the left</p>')
+    if not view.opened.rows:
+        show.markup('<p class="meta">No step was captured, so there is nothing to change.</p>')
+    for offer in view.opened.offers:
+        outcome = predicted(view.path, view.stamp, (str(offer.asked),), view.facts.run)
+        keys = ", ".join(offer.keys) if len(view.opened.offers) > 1 else "the changes at the left"
+        told = f"predicts {keys}" if _trusted(outcome) else f"predicts nothing of {keys}: {'; '.join(outcome.withheld)}"
+        show.markup(f'<p class="meta model"><b>{escape(outcome.model)}</b> {escape(told)}</p>')
+        show.tiles(_trust(view, outcome))
+    if view.opened.rows:
+        row = mean(view.opened.rows)
+        figure = beside_figure([Beside("measured now", "mean of ranks", row.total, row.parts)], WIDTH)
+        show.section("The step as it is", "", show.figure(figure))
     advised = [f for f in view.facts.findings if f.edit]
     if advised:
         rows = [[f.title, ", ".join(f"{k}={v}" for k, v in (f.edit or {}).items())] for f in advised]
         show.section("What the findings propose", "", show.table(["finding", "edit"], rows))
-    show.section("", "", _budget_alone(view))
+    if view.facts.verdicts:
+        record(view.facts.verdicts)
+    offered = {key for offer in view.opened.offers for key in offer.keys}
+    others = ", ".join(key for key in KEYS if key not in offered)
+    show.section("What no model of this run follows", f"{escape(others)}. <code>dtprof whatif</code> says why of each.", "")
 
 
-def _budget_alone(view: View) -> str:
-    if not view.opened.rows:
-        return "<p>No step was captured, so there is nothing to change.</p>"
-    row = mean(view.opened.rows)
-    return show.figure(beside_figure([Beside("measured now", "mean of ranks", row.total, row.parts)], 760.0))
+def _trusted(outcome: Outcome) -> bool:
+    """Does the model stand by itself, whatever is said of the edit that was asked for?"""
+    return outcome.predicted_ns is not None or (outcome.replay_error is not None and not outcome.withheld)
 
 
 def _outcome(view: View, outcome: Outcome) -> None:
@@ -149,9 +104,11 @@ def _outcome(view: View, outcome: Outcome) -> None:
         f'<p class="meta">predicted {interval(low, high)} · {word}{within}</p>'
     )
     show.tiles(_trust(view, outcome))
+    after = measured_after(view.facts.verdicts, outcome.edits)
     rows = [_measured(view, outcome), *_simulated(view, outcome, low, high)]
-    sub = f"Mean of the ranks; dashed: simulated. {show.sentences(outcome.notes)}"
-    show.section("Predicted beside measured", escape(sub), show.figure(beside_figure(rows, 760.0)))
+    rows += [_after(after, outcome)] if after is not None else []
+    sub = f"Mean of the ranks; dashed: simulated. {show.sentences(outcome.notes)} {_proved(after)}"
+    show.section("Predicted beside measured", escape(sub), show.figure(beside_figure(rows, WIDTH)))
 
 
 def _measured(view: View, outcome: Outcome) -> Beside:
@@ -171,24 +128,59 @@ def _simulated(view: View, outcome: Outcome, low: float, high: float) -> list[Be
     if parts is not None:
         whole = sum(parts.values()) or 1.0
         parts = {k: parts[k] * total / whole for k in ACCOUNTING}
-    return [Beside("predicted", ", ".join(str(e) for e in outcome.edits)[:28], total, parts, (low, high))]
+    note = ", ".join(str(e) for e in outcome.edits)[:28]
+    return [Beside("predicted", note, total, parts, (low, high), simulated=True)]
+
+
+def _after(row: VerdictRow, outcome: Outcome) -> Beside:
+    """What verify measured with the edits: its share of saving, of the step that the prediction starts from."""
+    now = outcome.measured_ns or 0.0
+    total, *ends = (_with(row, now, share) for share in ("share", "share_high", "share_low"))
+    bounds = (ends[0], ends[1]) if all(map(math.isfinite, ends)) else None
+    return Beside("measured after", f"verify, {counted(row.measured, 'pair')}", total, None, bounds)
+
+
+def _with(row: VerdictRow, now: float, share: str) -> float:
+    return now * (1 - float(getattr(row.achieved, share)))
+
+
+def _proved(row: VerdictRow | None) -> str:
+    if row is None:
+        return ""
+    held = {True: "the prediction held", False: "the prediction did not hold", None: "no prediction stood behind it"}
+    steps = f"{seconds(row.baseline_s)} to {seconds(row.candidate_s)}"
+    return f"Measured after, by dtprof verify: {steps}; drawn as that share of this step; {held[row.prediction_held]}."
 
 
 def _trust(view: View, outcome: Outcome) -> list[Tile]:
-    error, rest = outcome.replay_error, outcome.unexplained
-    record = [row.prediction_held for row in view.facts.verdicts if row.prediction_held is not None]
-    return [
+    gates = outcome.gates or {}
+    error = outcome.replay_error
+    rest = gates.get("unexplained_fraction") if outcome.unexplained is None else outcome.unexplained
+    found = [row.prediction_held for row in view.facts.verdicts if row.prediction_held is not None]
+    tiles = [
         Tile("Replay error", percent(error), _judged(error))
         if error is not None
-        else Tile("Replay error", None, "nothing was replayed"),
+        else Tile("Replay error", None, "nothing could be replayed"),
+        *_next_step(gates.get("next_step") or []),
         Tile("Unexplained", percent(rest), _judged(rest))
         if rest is not None
         else Tile("Unexplained", None, "this model has no critical path to explain"),
-        Tile("Model", outcome.model, "of this run"),
-        Tile("This tool’s record", f"{sum(record)} of {len(record)}", "predictions held here")
-        if record
+        Tile("This tool’s record", f"{sum(found)} of {len(found)}", "predictions held here")
+        if found
         else Tile("This tool’s record", None, "nothing of this run was verified yet"),
     ]
+    after = measured_after(view.facts.verdicts, outcome.edits)
+    if after is not None and after.achieved is not None:
+        tiles.append(Tile("Measured after", change(-after.achieved.share), f"{held_words(after)}; {after.outcome}"))
+    return tiles
+
+
+def _next_step(found: Sequence[dict[str, Any]]) -> list[Tile]:
+    """How far the simulated step is from the following measured one, and what a copy of the step would be off."""
+    if not found:
+        return []
+    error, naive = (sorted(abs(row[key]) for row in found)[len(found) // 2] for key in ("error", "naive"))
+    return [Tile("Next step", percent(error), f"off; “as the last one” is {percent(naive)} off")]
 
 
 def _judged(value: float) -> str:
@@ -198,25 +190,29 @@ def _judged(value: float) -> str:
 def _range(view: View, edits: tuple[str, ...], outcome: Outcome) -> None:
     """All values of the first edit that has several, the others held."""
     key, _, value = edits[0].partition("=")
-    controls = {c.key: c for c in (*DDP, *FSDP, *PIPELINE, *DEVICE)}
-    control = controls.get(key)
-    if control is None or len(control.values) < 3 or outcome.predicted_ns is None or not outcome.measured_ns:
+    values = values_of(key, view.facts.run)
+    if len(values) < 3 or key in ("ideal.rank", "pipeline.schedule") or outcome.predicted_ns is None or not outcome.measured_ns:
         return
-    if key == "pipeline.schedule" or view.facts.accounting.on_device:
+    if view.facts.accounting.on_device:
         return
+    if value not in values:
+        values = tuple(sorted({*values, value}, key=float))
     points: list[Point] = []
     chosen = None
-    for other in control.values:
+    for other in values:
         found = predicted(view.path, view.stamp, (f"{key}={other}", *edits[1:]), view.facts.run)
         if found.predicted_ns is not None and found.low_ns is not None and found.high_ns is not None:
             chosen = len(points) if other == value else chosen
-            points.append(Point(other, found.predicted_ns, found.low_ns, found.high_ns))
+            after = measured_after(view.facts.verdicts, found.edits)
+            achieved = None if after is None else _with(after, outcome.measured_ns, "share")
+            points.append(Point(other, found.predicted_ns, found.low_ns, found.high_ns, achieved))
     if len(points) < 2:
         return
     best = min(points, key=lambda p: p.predicted)
     alike = [p.words for p in points if best.low <= p.predicted <= best.high and p is not best]
     sub = f"Shortest at {best.words}" + (f"; {', '.join(alike)} lie inside its interval." if alike else ".")
-    drawing = range_figure(points, chosen, outcome.measured_ns, 760.0, key)
+    sub += " Open circle: measured after." if any(p.measured is not None for p in points) else ""
+    drawing = range_figure(points, chosen, outcome.measured_ns, WIDTH, key)
     show.section("The whole range", escape(sub), show.figure(drawing))
 
 

@@ -41,6 +41,10 @@ def main() -> None:
         selection.selected()
         selection.begin_page(wanted)
         st.switch_page(places[wanted], query_params=selection.address(wanted))
+    following = selection.next_page()
+    if following is not None and following in places and following != slug:
+        selection.begin_page(following)
+        st.switch_page(places[following], query_params=selection.address(following))
     root = os.environ.get(ROOT, HERE)
     runs = listed(root)
     with st.sidebar:
@@ -136,7 +140,7 @@ def _links(view: View | None, places: dict[str, StreamlitPage]) -> None:
             group = page.group
         note = page.note(view) if view is not None else ""
         words = page.title if not note or note.isdigit() else f":gray[{page.title}]"
-        words += f"\u2003:gray[:small[{note}]]" if note else ""
+        words += f" :gray[:small[{note}]]" if note else ""
         st.page_link(places[page.slug], label=words, query_params=selection.address(page.slug))
 
 

@@ -22,7 +22,7 @@ from dtprof.schema import DEVICE_KINDS
 MODEL, ON_DEVICE = "FSDP2 on gloo", "FSDP2 on a device"
 # replay of the measured steps may be off by this much
 MOST_REPLAY_ERROR = 0.05
-_KEYS = {
+KEYS = {
     "fsdp.prefetch": "prefetch",
     "fsdp.reshard_after_forward": "reshard",
     "fsdp.wrap": "wrap",
@@ -34,7 +34,7 @@ _KEYS = {
 
 def predict(run: Run, edits: Sequence[Edit], calibration: Path | None = None) -> Outcome:
     """The FSDP2 step of a CPU run under ``edits``."""
-    unknown = [f"{e.key} is not part of the model of FSDP2" for e in edits if e.key not in _KEYS]
+    unknown = [f"{e.key} is not part of the model of FSDP2" for e in edits if e.key not in KEYS]
     if unknown:
         return withheld(edits, unknown, model=MODEL)
     device = on_device(run)
@@ -101,7 +101,7 @@ def held_bytes(run: Run, edit: Edit) -> int:
 
 def change_of(edits: Sequence[Edit], seen: SeenFsdp) -> Change | str:
     """The change that some edits make, or why it cannot be followed."""
-    values: dict[str, Any] = {_KEYS[e.key]: e.value for e in edits}
+    values: dict[str, Any] = {KEYS[e.key]: e.value for e in edits}
     reshard = values.get("reshard")
     if reshard is not None and not isinstance(reshard, bool):
         if reshard != len(seen.ranks):

@@ -20,12 +20,12 @@ from dtprof.table import Table
 MODEL = "pipeline schedule"
 MOST_REPLAY_ERROR = 0.05
 _WORDS = {"F": "forward", "B": "backward", "I": "backward input", "W": "backward weight"}
-_KEYS = ("pipeline.schedule", "pipeline.microbatches", "pipeline.virtual_stages", "pipeline.balance")
+KEYS = ("pipeline.schedule", "pipeline.microbatches", "pipeline.virtual_stages", "pipeline.balance")
 
 
 def predict(run: Run, edits: Sequence[Edit]) -> Outcome:
     """The pipeline step of a CPU run under ``edits``."""
-    unknown = [f"{e.key} is not part of the model of a pipeline" for e in edits if e.key not in _KEYS]
+    unknown = [f"{e.key} is not part of the model of a pipeline" for e in edits if e.key not in KEYS]
     seen = observe(run)
     if unknown or isinstance(seen, str):
         return withheld(edits, unknown or [str(seen)], model=MODEL)

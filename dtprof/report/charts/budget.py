@@ -18,12 +18,18 @@ LABEL_ROW, NUMBER_FITS, MOST_LABELS = 18.0, 36.0, 7
 
 
 def budget_figure(
-    rows: Sequence[BudgetRow], mean: BudgetRow | None, shares: Mapping[str, float], scale: Scale, width: float = WIDTH
+    rows: Sequence[BudgetRow],
+    mean: BudgetRow | None,
+    shares: Mapping[str, float],
+    scale: Scale,
+    width: float = WIDTH,
+    leads: bool = False,
 ) -> str:
     """Stacked bars, one per row, the mean above them; names of the parts with leaders above the first bar.
 
     ``shares`` are what the names say; ``scale`` gives the numbers inside the bars; ``width`` in px. ``rows`` is not empty.
-    """
+    Where the figure ``leads``, a click on a bar chooses its rank.
+    """  # fmt: skip
     bars = [mean, *rows] if mean else list(rows)
     left = max(64.0, 14 + max(svg.width_of(r.label, bold=True) for r in bars))
     right = width - (BESIDE if width >= WIDTH else BESIDE / 2)
@@ -35,7 +41,9 @@ def budget_figure(
     body += [svg.text(x, top - 16 - level * LABEL_ROW, words, "b halo") for _, x, level, words in names]
     y = top
     for i, row in enumerate(bars):
-        body += _bar(row, left, y, per_ns, scale, width)
+        bar = "".join(_bar(row, left, y, per_ns, scale, width))
+        go = svg.leads(f"rank={row.rank}") if leads and row.rank is not None else ""
+        body.append(f"<g{go}>{bar}</g>" if go else bar)
         y += PITCH
         if mean and i == 0:
             body.append(svg.line(0, y + 2, right, y + 2, "hair"))

@@ -16,12 +16,16 @@ MANY = 24
 
 @dataclass(frozen=True)
 class Cell:
-    """One number: ``level`` from 0 to 1 paints it (None leaves it empty), ``words`` stand in it where they fit."""
+    """One number: ``level`` from 0 to 1 paints it (None leaves it empty), ``words`` stand in it where they fit.
+
+    ``go`` is where a click on it leads, as ``page=timeline&rank=1``.
+    """
 
     level: float | None
     words: str
     title: str
     bold: bool = False
+    go: str = ""
 
 
 def log_level(value: float, top: float) -> float:
@@ -66,7 +70,7 @@ def _cell(cell: Cell, x: float, y: float, w: float, h: float, key: str) -> list[
     paint, look = (svg.fill(key), f' fill-opacity="{cell.level * STRONGEST:.2f}"') if cell.level else ("var(--hair)", "")
     if cell.level is None:
         paint, look = "none", ' pointer-events="all"'
-    marks = [svg.rect(x, y, w - gap, h - gap, paint, cell.title, look)]
+    marks = [svg.rect(x, y, w - gap, h - gap, paint, cell.title, look + svg.leads(cell.go))]
     if cell.words and h >= 14 and svg.width_of(cell.words, bold=cell.bold) + 4 <= w:
-        marks.append(svg.text(x + (w - gap) / 2, y + h / 2 + 4, cell.words, "b" if cell.bold else "", "middle"))
+        marks.append(svg.text(x + (w - gap) / 2, y + h / 2 + 4, cell.words, "b in" if cell.bold else "in", "middle"))
     return marks

@@ -1,8 +1,8 @@
-"""Memory over time: bytes at every reading as a line, the peak marked; and categories side by side."""
+"""Memory over time: bytes at every reading, what each category holds of them as layers, the peak marked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,14 +11,21 @@ from dtprof.numbers import memory, ticks, time
 from dtprof.report import svg
 from dtprof.report.charts.axes import axis
 
-HEIGHT, TOP, BOTTOM, LEFT = 240.0, 28.0, 30.0, 84.0
-# readings that are drawn: of more, the highest and lowest of each pixel's
+HEIGHT, TOP, BOTTOM, LEFT, BESIDE, LINE = 260.0, 28.0, 30.0, 84.0, 170.0, 15.0
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+# ink of the layers, from the bottom up; hairlines part them, names stand beside them
+_INK = (0.62, 0.5, 0.4, 0.31, 0.23, 0.16, 0.11)
+_REST = 0.05
 
 
-def level_figure(ts: Ints, held: Ints, marks: Sequence[tuple[int, str]], width: float, label: str) -> str:
-    """Bytes ``held`` at ``ts`` (ns, ascending); ``marks`` are (ns, words) of steps. Not empty."""
-    right, bottom = width - 90, HEIGHT - BOTTOM
+def level_figure(
+    ts: Ints, held: Ints, marks: Sequence[tuple[int, str]], width: float, label: str, layers: Mapping[str, Ints] | None = None
+) -> str:
+    """Bytes ``held`` at ``ts`` (ns, ascending), not empty; ``marks`` are (ns, words) of steps.
+
+    ``layers``: name -> bytes at ``ts`` that the level is the sum of, from the bottom up, what is left over last.
+    """
+    right, bottom = width - BESIDE, HEIGHT - BOTTOM
     zero, span = int(ts[0]), max(int(ts[-1] - ts[0]), 1)
     top = max(int(held.max()), 1) * 1.05
     unit, name = next((u, n) for u, n in _UNITS if top >= u)
@@ -45,12 +52,12 @@ def level_figure(ts: Ints, held: Ints, marks: Sequence[tuple[int, str]], width: 
         if at >= free and not meets:
             body += [svg.line(at, TOP, at, bottom, "hair"), svg.text(at + 3, TOP - 4, words, "m")]
             free = at + wide
-    low, high = _thinned(ts, held, x)
-    outline = " ".join(f"{svg.number(a)},{svg.number(y(b))}" for a, b in high)
-    back = " ".join(f"{svg.number(a)},{svg.number(y(b))}" for a, b in reversed(low))
+    columns, chosen = _thinned(ts, held, x)
     title = f"{label} · from {memory(int(held.min()))} to {memory(int(held.max()))} in {time(span)}"
-    look = 'fill="var(--muted)" fill-opacity=".25" stroke="var(--muted)" stroke-width="1"'
-    body.append(f'<polygon points="{outline} {back}" {look}><title>{svg.escape(title)}</title></polygon>')
+    shown = layers or {label: held}
+    body += _layers(shown, columns, chosen, y, title, bool(layers))
+    if layers:
+        body += _beside(shown, right, y)
     place = f'cx="{svg.number(px)}" cy="{svg.number(py)}" r="3.5"'
     body.append(f'<circle {place} fill="var(--ink)"><title>the peak, {memory(int(held[peak]))}</title></circle>')
     words = f"peak {memory(int(held[peak]))}"
@@ -59,17 +66,47 @@ def level_figure(ts: Ints, held: Ints, marks: Sequence[tuple[int, str]], width: 
     return svg.figure(width, HEIGHT, label, body)
 
 
-def _thinned(ts: Ints, held: Ints, x: svg.Place) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
-    """(x, lowest) and (x, highest) of each pixel column: steps from one reading to the next."""
-    columns = np.array([int(x(int(t))) for t in ts.tolist()]) if len(ts) < 4000 else _columns(ts, x)
-    first = np.flatnonzero(np.concatenate([[True], np.diff(columns) > 0]))
-    low, high = np.minimum.reduceat(held, first), np.maximum.reduceat(held, first)
-    at = columns[first].astype(float)
-    zero = np.zeros_like(low) if len(first) < 200 else low
-    return list(zip(at.tolist(), zero.tolist(), strict=True)), list(zip(at.tolist(), high.tolist(), strict=True))
+def _layers(
+    shown: Mapping[str, Ints], columns: list[float], chosen: Ints, y: svg.Place, title: str, several: bool
+) -> list[str]:
+    """Areas on one another; each has a title."""
+    body, below = [], np.zeros(len(chosen), np.int64)
+    for i, (name, held) in enumerate(shown.items()):
+        above = below + held[chosen]
+        over = " ".join(f"{svg.number(a)},{svg.number(y(b))}" for a, b in zip(columns, above.tolist(), strict=True))
+        under = list(zip(columns, below.tolist(), strict=True))
+        back = " ".join(f"{svg.number(a)},{svg.number(y(b))}" for a, b in reversed(under))
+        ink = _REST if i == len(shown) - 1 else _INK[min(i, len(_INK) - 1)]
+        said = f"{name} · from {memory(int(held.min()))} to {memory(int(held.max()))}" if several else title
+        look = f'fill="var(--ink)" fill-opacity="{ink if several else 0.2}" stroke="var(--muted)" stroke-width=".7"'
+        body.append(f'<polygon points="{over} {back}" {look}><title>{svg.escape(said)}</title></polygon>')
+        below = above
+    return body
 
 
-def _columns(ts: Ints, x: svg.Place) -> Ints:
+def _beside(shown: Mapping[str, Ints], right: float, y: svg.Place) -> list[str]:
+    """Names and last sizes at the right, each at the height of its layer, none on another."""
+    wanted, below = [], 0
+    for name, held in shown.items():
+        last = int(held[-1])
+        if int(held.max()):
+            wanted.append((y(below + last / 2), f"{name} {memory(last)}"))
+        below += last
+    body, lowest = [], y(0) + LINE
+    for at, words in wanted:
+        lowest = min(at, lowest - LINE)
+        body += [svg.line(right, at, right + 5, lowest, "lead"), svg.text(right + 8, lowest + 4, words)]
+    return body
+
+
+def _thinned(ts: Ints, held: Ints, x: svg.Place) -> tuple[list[float], Ints]:
+    """The place of each pixel column that has a reading, and its highest reading."""
     left, right = x(int(ts[0])), x(int(ts[-1]))
-    along = (ts - ts[0]) / max(int(ts[-1] - ts[0]), 1)
-    return np.asarray(left + along * (right - left), np.int64)
+    along = left + (ts - ts[0]) / max(int(ts[-1] - ts[0]), 1) * (right - left)
+    columns = np.asarray(along, np.int64)
+    first = np.flatnonzero(np.concatenate([[True], np.diff(columns) > 0]))
+    if len(first) == len(ts):
+        return along.tolist(), np.arange(len(ts))
+    ends = np.append(first[1:], len(ts))
+    chosen = np.array([a + int(np.argmax(held[a:b])) for a, b in zip(first.tolist(), ends.tolist(), strict=True)], np.int64)
+    return columns[first].astype(float).tolist(), chosen

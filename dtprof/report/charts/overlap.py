@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dtprof.numbers import size, time
 from dtprof.report import svg
 from dtprof.report.charts.axes import axis
+from dtprof.report.charts.pipeline import FORWARD
 
 PITCH, HIGH, TOP = 20.0, 12.0, 40.0
 
@@ -24,12 +25,15 @@ class Lane:
 
 @dataclass(frozen=True)
 class Lanes:
-    """One step of one rank: its end, its backward pass, and the lanes in their order; ns from its start."""
+    """One step of one rank: its end, its backward pass, the lanes in their order, and all passes (phase, start, end) where they
+    are marked; ns from its start.
+    """
 
     label: str
     end: int
     backward: tuple[int, int] | None
     lanes: tuple[Lane, ...]
+    passes: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def exposed_ns(self) -> int:
@@ -40,7 +44,7 @@ class Lanes:
 
 
 def overlap_figure(found: Lanes, width: float) -> str:
-    """The figure: the backward pass as a band, a lane for each bucket; ready as a tick, waiting for the network hatched out."""
+    """The figure: the passes as bands, a lane for each bucket; ready as a tick, waiting for the network hatched out."""
     left = 14 + max(svg.width_of(lane.name) for lane in found.lanes)
     right = width - 120
     per_ns = (right - left) / max(found.end, 1)
@@ -50,16 +54,30 @@ def overlap_figure(found: Lanes, width: float) -> str:
 
     bottom = TOP + PITCH * len(found.lanes)
     body = []
-    if found.backward:
-        a, b = found.backward
-        title = f"{found.label} · backward pass · {time(b - a)}"
-        body.append(svg.rect(x(a), TOP - 22, max((b - a) * per_ns, 1), 12, svg.fill("compute_ns"), title))
-        body.append(svg.text(x(a) + 4, TOP - 26, f"backward {time(b - a)}", "b"))
-        body.append(svg.line(x(b), TOP - 22, x(b), bottom, "lead"))
+    body += _passes(found, x, bottom)
     for i, lane in enumerate(found.lanes):
         body += _lane(lane, left, TOP + i * PITCH, x, per_ns, x(found.backward[1] if found.backward else found.end))
     body += axis(left, right, bottom + 4, found.end, width=width)
     return svg.figure(width, bottom + 28, f"{found.label}: {len(found.lanes)} lanes of communication under the step", body)
+
+
+def _passes(found: Lanes, x: svg.Place, bottom: float) -> list[str]:
+    """The passes as bands above the lanes, forward ones faint, each kind named once; and the end of the backward pass."""
+    body, free = [], 0.0
+    bands = found.passes or ((("backward", *found.backward),) if found.backward else ())
+    for phase, a, b in bands:
+        look = f' fill-opacity="{FORWARD}"' if phase == "forward" else ""
+        title = f"{found.label} · {phase} pass · {time(b - a)}"
+        body.append(svg.rect(x(a), TOP - 22, max(x(b) - x(a), 1), 12, svg.fill("compute_ns"), title, look))
+    for phase in dict.fromkeys(band[0] for band in bands):
+        mine = [(a, b) for kind, a, b in bands if kind == phase]
+        words = f"{phase} {time(sum(b - a for a, b in mine))}" + (f" in {len(mine)} passes" if len(mine) > 1 else "")
+        start = max(x(mine[0][0]) + 4, free)
+        body.append(svg.text(start, TOP - 26, words, "b"))
+        free = start + svg.width_of(words, bold=True) + 12
+    if found.backward:
+        body.append(svg.line(x(found.backward[1]), TOP - 22, x(found.backward[1]), bottom, "lead"))
+    return body
 
 
 def _lane(lane: Lane, left: float, y: float, x: svg.Place, per_ns: float, mark: float) -> list[str]:

@@ -27,11 +27,17 @@ class Box:
 
 
 def grid_figure(
-    rows: Sequence[tuple[str, Sequence[Box]]], end_ns: float, top_ns: float, width: float, left: float, simulated: bool
+    rows: Sequence[tuple[str, Sequence[Box]]],
+    end_ns: float,
+    top_ns: float,
+    width: float,
+    left: float,
+    simulated: bool,
+    goes: Sequence[str] = (),
 ) -> str:
     """A row per rank, its passes in time; the axis reaches to ``top_ns``, so that two figures share it, and names
-    end at ``left``.
-    """
+    end at ``left``. ``goes``: where a click on each row leads.
+    """  # fmt: skip
     right = width - 84
     per_ns = (right - left) / max(top_ns, 1.0)
     bottom = TOP + PITCH * len(rows)
@@ -43,7 +49,8 @@ def grid_figure(
         title = f"{name} · waits {time(end_ns - busy)} of {time(end_ns)}"
         faint = f' fill-opacity="{STRUCTURE}"'
         body.append(svg.rect(left, y, end_ns * per_ns, HIGH, svg.fill("comm_wait_ns"), title, faint))
-        body += [mark for box in boxes for mark in _box(box, name, left + box.start * per_ns, y, per_ns)]
+        marks = "".join(mark for box in boxes for mark in _box(box, name, left + box.start * per_ns, y, per_ns))
+        body.append(f"<g{svg.leads(goes[i])}>{marks}</g>" if goes else marks)
         if simulated:
             outline = ' stroke="var(--ink)" stroke-dasharray="4 3" pointer-events="none"'
             body.append(svg.rect(left, y, end_ns * per_ns, HIGH, "none", f"{name} · simulated", outline))

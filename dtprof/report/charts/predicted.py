@@ -11,22 +11,25 @@ from dtprof.report import svg
 from dtprof.report.charts.axes import axis
 from dtprof.report.palette import PARTS
 
-HIGH, PITCH, TOP = 26.0, 48.0, 24.0
+HIGH, PITCH, TOP = 26.0, 48.0, 42.0
+# the rows of names
+LOW, HIGHER = 29.0, 13.0
 
 
 @dataclass(frozen=True)
 class Beside:
-    """One bar: ``parts`` of the step where they are known, else only ``total``; an interval where it is predicted; ns."""
+    """One bar: ``parts`` of the step where they are known, else only ``total``; its interval; ns. ``simulated`` is dashed."""
 
     name: str
     note: str
     total: float
     parts: Mapping[str, float] | None
     interval: tuple[float, float] | None = None
+    simulated: bool = False
 
 
 def beside_figure(rows: Sequence[Beside], width: float) -> str:
-    """Bars under one another on one axis; a predicted one is dashed and has a whisker. ``rows`` is not empty."""
+    """Bars under one another on one axis; a simulated one is dashed, an interval is a whisker. ``rows`` is not empty."""
     left = 16 + max(max(svg.width_of(r.name, bold=True), svg.width_of(r.note)) for r in rows)
     right = width - 110
     top = max(max(r.total, r.interval[1] if r.interval else 0.0) for r in rows) or 1.0
@@ -57,10 +60,11 @@ def _beside(row: Beside, left: float, y: float, per_ns: float, scale: Scale) -> 
                 body.append(svg.on_mark(x + w / 2, y + 17, words, key))
         x += w
     body.append(svg.text(x + 10, y + 17, time(row.total), "b"))
-    if row.interval is not None:
-        low, high = (left + v * per_ns for v in row.interval)
+    if row.simulated:
         dashed = ' stroke="var(--ink)" stroke-dasharray="4 3" pointer-events="none"'
         body.append(svg.rect(left, y, max(x - left, 1.0), HIGH, "none", f"{row.name} · simulated", dashed))
+    if row.interval is not None:
+        low, high = (left + v * per_ns for v in row.interval)
         path = f"M{svg.number(low)} {y + 30} v8 M{svg.number(low)} {y + 34} H{svg.number(high)} M{svg.number(high)} {y + 30} v8"
         words = interval(*row.interval)
         body.append(f'<path d="{path}" stroke="var(--ink)" fill="none"><title>{svg.escape(words)}</title></path>')
@@ -69,35 +73,39 @@ def _beside(row: Beside, left: float, y: float, per_ns: float, scale: Scale) -> 
 
 
 def _names(parts: Mapping[str, float], left: float, per_ns: float, width: float) -> list[str]:
+    """Names with leaders above the first bar, in two rows where they would meet; one that finds no place is left out."""
     anchors, x = [], left
     for key in ACCOUNTING:
         w = parts.get(key, 0.0) * per_ns
         if w >= 3:
             anchors.append((x + 2, PARTS[key].label.replace(":", ",")))
         x += w
-    body, after = [], width
+    body, free = [], {LOW: width, HIGHER: width}
     for x, name in reversed(anchors):
-        start = min(x, after - svg.width_of(name, bold=True) - 12)
+        wide = svg.width_of(name, bold=True) + 12
+        y = LOW if x + wide <= free[LOW] or free[HIGHER] - wide < left else HIGHER
+        start = min(x, free[y] - wide)
         if start >= left:
-            body += [svg.line(x, 15, x, TOP - 1, "lead"), svg.text(start, 11, name, "b")]
-            after = start
+            body += [svg.line(x, y + 4, x, TOP - 1, "lead"), svg.text(start, y, name, "b")]
+            free[y] = start
     return body
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of an edit: the predicted step and its interval, ns."""
+    """One value of an edit: the predicted step and its interval, and the step measured with it where it was; ns."""
 
     words: str
     predicted: float
     low: float
     high: float
+    measured: float | None = None
 
 
 def range_figure(points: Sequence[Point], chosen: int | None, measured_ns: float, width: float, name: str) -> str:
     """The predicted step over the values of one edit, evenly apart, from zero; at least two points."""
     left, right, top_y, bottom = 58.0, width - 130, 24.0, 210.0
-    top = max(max(p.high for p in points), measured_ns) * 1.08
+    top = max(max(max(p.high, p.measured or 0.0) for p in points), measured_ns) * 1.08
     scale = Scale.of([top])
     step = (right - left) / (len(points) - 1)
 
@@ -122,6 +130,11 @@ def range_figure(points: Sequence[Point], chosen: int | None, measured_ns: float
         place = f'cx="{svg.number(x)}" cy="{svg.number(y(point.predicted))}" r="{4.5 if here else 3}"'
         body.append(f'<circle {place} fill="var(--ink)"><title>{svg.escape(title)}</title></circle>')
         body.append(svg.text(x, bottom + 18, point.words, "b" if here else "m", "middle"))
+        if point.measured is not None:
+            look = 'r="5" fill="var(--page)" stroke="var(--ink)" stroke-width="1.6"'
+            title = f"{name}={point.words} · measured after: {time(point.measured)}"
+            place = f'cx="{svg.number(x)}" cy="{svg.number(y(point.measured))}"'
+            body.append(f"<circle {place} {look}><title>{svg.escape(title)}</title></circle>")
         if here:
             body.append(svg.text(x, y(point.high) - 10, f"{point.words}: {time(point.predicted)}", "b halo", "middle"))
     at = y(measured_ns)

@@ -12,13 +12,17 @@ from dtprof.report.palette import PARTS
 
 HEIGHT, TOP, BOTTOM, LEFT = 276.0, 46.0, 26.0, 52.0
 # more steps than this are a line; a column is at most this wide
-MANY, WIDEST = 200, 26.0
+MANY, WIDEST = 200, 48.0
 _LABEL = 15.0
 
 
-def steps_figure(found: Sequence[StepBar], median_ns: float | None, width: float, chosen: int | None = None) -> str:
-    """The figure, ``width`` px wide; ``found`` is not empty. The step ``chosen`` is marked below the axis."""
-    canvas = _Canvas(found, width)
+def steps_figure(
+    found: Sequence[StepBar], median_ns: float | None, width: float, chosen: int | None = None, leads: bool = False
+) -> str:
+    """The figure, ``width`` px wide; ``found`` is not empty. The step ``chosen`` is marked below the axis; where the figure
+    ``leads``, a click on a column with parts chooses its step.
+    """
+    canvas = _Canvas(found, width, leads)
     body = canvas.axes()
     body += canvas.line() if len(found) > MANY else [mark for i, bar in enumerate(found) for mark in canvas.column(i, bar)]
     if median_ns is not None:
@@ -30,8 +34,8 @@ def steps_figure(found: Sequence[StepBar], median_ns: float | None, width: float
 
 
 class _Canvas:
-    def __init__(self, found: Sequence[StepBar], width: float) -> None:
-        self.found, self.width = found, width
+    def __init__(self, found: Sequence[StepBar], width: float, leads: bool) -> None:
+        self.found, self.width, self.leads = found, width, leads
         self.right = width - 168.0
         self.longest = max(b.dur_ns for b in found) * 1.02
         self.pitch = min((self.right - LEFT) / len(found), WIDEST)
@@ -67,13 +71,14 @@ class _Canvas:
             top = self.y(bar.dur_ns)
             return [svg.rect(self.x(i), top, w, self.bottom - top, svg.fill("idle_other_ns"), title)]
         marks, at = [], 0
+        go = svg.leads(f"step={bar.step}") if self.leads else ""
         for key in ACCOUNTING:
             high = bar.parts[key] * self.per_ns
             if high >= 0.5:
                 share = percent(bar.parts[key] / bar.dur_ns)
                 title = f"step {bar.step} · {PARTS[key].label} {time(bar.parts[key])} · {share} of {time(bar.dur_ns)}"
                 y = self.y(at + bar.parts[key])
-                marks.append(svg.rect(self.x(i), y, w, high - 0.5 if high > 2 else high, svg.fill(key), title))
+                marks.append(svg.rect(self.x(i), y, w, high - 0.5 if high > 2 else high, svg.fill(key), title, go))
             at += bar.parts[key]
         return marks
 
@@ -128,8 +133,8 @@ class _Canvas:
         if timed and len(self.found) <= MANY:
             word = "timed, not traced"
             body += [
-                svg.rect(LEFT, TOP - 46, 8, 8, svg.fill("idle_other_ns"), word),
-                svg.text(LEFT + 12, TOP - 38, word, "m"),
+                svg.rect(LEFT, TOP - 43, 8, 8, svg.fill("idle_other_ns"), word),
+                svg.text(LEFT + 12, TOP - 35, word, "m"),
             ]
         return body
 

@@ -27,6 +27,8 @@ DEVICE_HEIGHT, COMM_HEIGHT, LEAST = 9.0, 13.0, 0.8
 MERGED_BELOW = 0.7
 # operations of one row that are drawn, the longest; a page must stay light
 MOST_SPANS = 500
+# of operations that end together, runs of numbers that are written out
+MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,11 @@ class _Ends:
 
     @property
     def words(self) -> str:
-        """``2 3`` or ``31 to 34``."""
-        return " ".join(map(str, self.operations)) if len(self.operations) < 3 else listing(self.operations)
+        """``2 3``, ``31 to 34``, or ``31 and 11 more``."""
+        several = listing(self.operations)
+        if several.count(",") >= MOST_NAMED:
+            return f"{self.operations[0]} and {len(self.operations) - 1} more"
+        return " ".join(map(str, self.operations)) if len(self.operations) < 3 else several
 
     @property
     def middle(self) -> float:

@@ -1,6 +1,5 @@
 """Every page of every shape draws, says what is missing, and shows the numbers of ``report --json``."""
 
-import json
 import re
 import shutil
 
@@ -9,15 +8,13 @@ import pytest
 import dtprof
 from dtprof.advise.rules.comm_bandwidth import reached
 from dtprof.analyse import study_of
-from dtprof.edits import parse_edits
-from dtprof.model.whatif import what_if
 from dtprof.numbers import Scale, percent, time
 from dtprof.report.document import document
 from dtprof.run import Manifest, MemoryStore, Part, Run
 from dtprof.table import Table
 from dtprof_dashboards.pages import PAGES
 from tests.unit.advise.test_comm_rules import all_reduces, job
-from tests.unit.dashboards.conftest import Drawn, write_run
+from tests.unit.dashboards.conftest import write_run
 from tests.unit.model.test_fsdp import measured
 from tests.unit.shapes import SHAPES
 
@@ -84,20 +81,6 @@ def test_the_units_of_fsdp_are_told_apart(draw, tmp_path):
         # freed after the forward pass, but for the last one's backward pass, which follows at once
         assert drawn.markup.count(f">gather blocks.{unit}<") == 2
         assert drawn.markup.count(f">reduce blocks.{unit}<") == 1
-
-
-def test_what_if_offers_the_edits_of_fsdp_where_fsdp_ran(draw, tmp_path):
-    run, _ = measured(count=3)
-    run.manifest.knobs.pop("simulated")
-    path = write_run(run, tmp_path / "fsdp")
-    drawn = draw(path, page="whatif")
-    labels = [s.label for s in drawn.tester.selectbox]
-    assert "fsdp.prefetch" in labels and "ddp.bucket_cap_mb" not in labels
-    told = what_if(dtprof.open_run(path), parse_edits(["fsdp.prefetch=2"]))
-    drawn.box("fsdp.prefetch").set_value("2")
-    again = Drawn(drawn.tester.run())
-    assert told.predicted_ns is not None and plain(f"→ {time(told.predicted_ns)}") in again.text
-    assert "The whole range" in again.heads
 
 
 def test_what_links_allow_is_beside_what_was_reached_or_the_reason(draw, shapes):
@@ -204,17 +187,6 @@ def test_names_stay_text(draw, tmp_path, slug):
     assert "<script" not in drawn.markup and "<img" not in drawn.markup
     if slug == "kernels":
         assert EVIL in drawn.text or "&lt;script&gt;alert(1)" in drawn.markup
-
-
-def test_an_edit_changes_the_prediction_and_reset_takes_it_back(draw, shapes):
-    drawn = draw(shapes, page="whatif", run="gloo_cpu")
-    assert "Choose a change at the left" in drawn.text
-    drawn.box("ddp.bucket_cap_mb").set_value("5").run()
-    texts = [json.loads(e.proto.json) for e in drawn.tester.get("bidi_component")]
-    assert any("Prove it" in text or "No prediction" in text for text in texts)
-    drawn.tester.button[0].click().run()
-    texts = [json.loads(e.proto.json) for e in drawn.tester.get("bidi_component")]
-    assert any("Choose a change at the left" in text for text in texts)
 
 
 def test_two_runs_are_compared(draw, shapes):

@@ -161,10 +161,52 @@ def test_the_level_keeps_its_peak_however_many_readings(count):
     assert "peak 5.00 MiB" in "".join(root.itertext()).replace("\u00a0", " ")
 
 
+def test_categories_lie_on_one_another_up_to_the_level():
+    ts = np.arange(3000, dtype=np.int64) * MS
+    held = np.full(3000, 8 << 20, np.int64)
+    held[1500] = 16 << 20
+    layers = {"parameters": held // 4, "the rest": held - held // 4}
+    root = ET.fromstring(memory.level_figure(ts, held, [], 900.0, EVIL, layers))
+    below, above = ([float(p.split(",")[1]) for p in g.get("points").split()] for g in root.iter("polygon"))
+    peak, floor = float(root.find("circle").get("cy")), max(below)
+    assert min(above) == pytest.approx(peak, abs=0.01)
+    assert floor - min(below) == pytest.approx((floor - peak) / 4, abs=0.05)
+    words = "".join(root.itertext()).replace("\u00a0", " ")
+    assert "parameters 2.00 MiB" in words and "the rest 6.00 MiB" in words
+
+
+def test_passes_lie_above_the_lanes_where_they_ran():
+    lane = overlap.Lane("gather 0", 5, None, 10 * MS, 20 * MS)
+    passes = (("forward", 0, 30 * MS), ("backward", 30 * MS, 60 * MS), ("backward", 80 * MS, 90 * MS))
+    figure = overlap.overlap_figure(overlap.Lanes("rank 0", 100 * MS, (30 * MS, 90 * MS), (lane,), passes), 900.0)
+    bands = rects(figure, svg.fill("compute_ns"))
+    assert [round(b[2] / bands[0][2], 3) for b in bands] == [1, 1, round(1 / 3, 3)]
+    words = "".join(ET.fromstring(figure).itertext()).replace("\u00a0", " ")
+    assert "forward 30.0 ms" in words and "backward 40.0 ms in 2 passes" in words
+
+
+def test_marks_lead_only_where_they_are_asked_to():
+    found = some_steps()
+    assert "data-go" not in steps.steps_figure(found, None, 900.0)
+    goes = re.findall(r'data-go="([^"]*)"', steps.steps_figure(found, None, 900.0, leads=True))
+    assert set(goes) == {f"step={bar.step}" for bar in found}
+    cell = matrix.Cell(0.5, "1", EVIL, go='page=timeline&rank=1"')
+    assert 'data-go="page=timeline&amp;rank=1&quot;"' in matrix.matrix_figure([("r", [cell])], ["c"], "compute_ns", 900.0, "")
+
+
+def test_a_measured_step_is_an_open_circle_on_the_range():
+    points = [predicted.Point(str(v), v * MS, v * MS, v * MS, 15.0 * MS if v == 20 else None) for v in (10, 20, 30)]
+    root = ET.fromstring(predicted.range_figure(points, None, 20.0 * MS, 700.0, "ddp.bucket_cap_mb"))
+    circles = list(root.iter("circle"))
+    (after,) = [c for c in circles if c.get("fill") == "var(--page)"]
+    cy = [float(c.get("cy")) for c in circles if c is not after]
+    assert float(after.get("cy")) == pytest.approx((cy[0] + cy[1]) / 2, abs=0.1)
+
+
 def test_predicted_beside_measured_share_an_axis():
     rows = [
         predicted.Beside("measured now", "", 100.0 * MS, parts(compute=80, comm_transfer=20)),
-        predicted.Beside("predicted", EVIL, 90.0 * MS, None, (85.0 * MS, 95.0 * MS)),
+        predicted.Beside("predicted", EVIL, 90.0 * MS, None, (85.0 * MS, 95.0 * MS), simulated=True),
     ]
     figure = predicted.beside_figure(rows, 800.0)
     (compute,), (whole,) = rects(figure, svg.fill("compute_ns")), rects(figure, svg.fill("idle_other_ns"))

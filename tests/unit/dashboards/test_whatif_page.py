@@ -1,0 +1,94 @@
+"""What-if: the edits that the run's models follow, trust before anything is chosen, what was measured after."""
+
+import json
+import re
+
+import msgspec
+import pytest
+
+pytest.importorskip("streamlit", reason="make setup installs the extra dashboard")
+
+import dtprof
+from dtprof.advise.verify import Saving, VerdictRow
+from dtprof.edits import parse_edits
+from dtprof.model.offered import offers
+from dtprof.model.whatif import what_if
+from dtprof.numbers import percent, time
+from tests.unit.dashboards.conftest import Drawn, write_run
+from tests.unit.model.test_fsdp import measured
+
+
+def plain(text):
+    """Words as ``Drawn.text`` has them."""
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def fsdp(tmp_path):
+    """A measured FSDP2 run on disk."""
+    run, _ = measured(count=3)
+    run.manifest.knobs.pop("simulated")
+    return write_run(run, tmp_path / "fsdp")
+
+
+def verified(folder, share, **edit):
+    """A verdict in the run's record: these edits save ``share`` of the step, 20 points more or less."""
+    saving = Saving(
+        seconds_per_step=share, low=share - 0.2, high=share + 0.2, share=share, share_low=share - 0.2, share_high=share + 0.2
+    )
+    row = VerdictRow(
+        outcome="confirmed", text="", rule=None, edit={k.replace("__", "."): v for k, v in edit.items()}, command=["x"],
+        paired=True, measured=6, noise=0.01, baseline_s=1.0, candidate_s=1 - share, achieved=saving, prediction_held=True,
+        predicted={"seconds_per_step": share, "low": share - 0.1, "high": share + 0.1}, time=1_800_000_000,
+    )  # fmt: skip
+    (folder / "verdicts.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
+
+
+def test_every_edit_that_a_model_follows_is_offered_and_no_other(draw, fsdp):
+    drawn = draw(fsdp, page="whatif")
+    labels = {s.label for s in drawn.tester.selectbox}
+    offered = {key for offer in offers(dtprof.open_run(fsdp)) for key in offer.keys}
+    assert {"fsdp.prefetch", "fsdp.wrap", "net.latency_scale"} <= offered == labels - {"Run"}
+    assert "ddp.bucket_cap_mb" in drawn.text.partition("What no model of this run follows")[2]
+
+
+def test_trust_is_told_before_anything_is_chosen(draw, fsdp):
+    told = what_if(dtprof.open_run(fsdp), parse_edits(["net.bandwidth_scale=1"]))
+    text = draw(fsdp, page="whatif").text
+    assert f"Replay error {percent(told.replay_error)}" in text and "Unexplained" in text
+    assert text.index("Replay error") < text.index("The step as it is")
+
+
+def test_a_choice_is_predicted(draw, fsdp):
+    told = what_if(dtprof.open_run(fsdp), parse_edits(["fsdp.prefetch=2"]))
+    drawn = draw(fsdp, page="whatif")
+    drawn.box("fsdp.prefetch").set_value("2")
+    again = Drawn(drawn.tester.run())
+    assert told.predicted_ns is not None and plain(f"→ {time(told.predicted_ns)}") in again.text
+    assert "The whole range" in again.heads and "measured after" not in again.markup
+
+
+def test_what_was_measured_after_stands_beside_what_was_predicted(draw, fsdp):
+    told = what_if(dtprof.open_run(fsdp), parse_edits(["fsdp.prefetch=2"]))
+    verified(fsdp, 0.5, fsdp__prefetch=2)
+    drawn = draw(fsdp, page="whatif")
+    assert "predicted saving" in drawn.text and "1 of 1 predictions held" in drawn.text
+    drawn.box("fsdp.prefetch").set_value("2")
+    again = Drawn(drawn.tester.run())
+    half = plain(time(told.measured_ns / 2))
+    assert re.search(rf"measured after · not split into parts {half}", again.text)
+    assert "the prediction held" in again.text and "Measured after −50%" in again.text
+    assert f"fsdp.prefetch=2 · measured after: {half}" in again.text
+    drawn.box("fsdp.prefetch").set_value("1")
+    assert "measured after · not split" not in Drawn(drawn.tester.run()).text
+
+
+def test_reset_takes_a_change_back(draw, shapes):
+    drawn = draw(shapes, page="whatif", run="gloo_cpu")
+    assert "Choose a change at the left" in drawn.text
+    drawn.box("net.bandwidth_scale").set_value("2").run()
+    texts = [json.loads(e.proto.json) for e in drawn.tester.get("bidi_component")]
+    assert any("Prove it" in text or "No prediction" in text for text in texts)
+    drawn.tester.button[0].click().run()
+    texts = [json.loads(e.proto.json) for e in drawn.tester.get("bidi_component")]
+    assert any("Choose a change at the left" in text for text in texts)
