@@ -36,11 +36,12 @@ def communication(model: Model, layout: Layout, software: Software, mine: Held) 
 
 def _parameters(layout: Layout, software: Software, mine: Held) -> float:
     size = element_bytes(layout.precision)
-    if layout.zero < 2:
+    away = "parameters" in layout.offload
+    if layout.zero < 2 and not away:
         return 0.0
-    if layout.zero == 2:
+    if layout.zero == 2 and not away:
         return float(size * min(_BUCKET, mine.all))
-    if layout.pp > 1 and fully_sharded(layout, software):
+    if layout.pp > 1 and fully_sharded(layout, software) and not away:
         # between the passes of a pipeline parameters stay gathered, and gradients are reduced after the last
         summed = 4 * mine.all if layout.microbatches > 1 else 0
         return float(size * mine.all + summed)

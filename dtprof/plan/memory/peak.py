@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from dtprof.plan.memory import buffers
@@ -16,15 +17,19 @@ Fit = Literal["fits", "tight", "no"]
 
 
 def peak_bytes(model: Model, cluster: Cluster, layout: Layout, software: Software) -> Memory:
-    """The memory of the rank that needs most."""
-    return max(per_stage(model, cluster, layout, software), key=lambda memory: memory.device)
+    """The memory of the rank that needs most.
+
+    Of ranks that hold alike the first has most micro-batches in flight, so that one of each kind is enough.
+    """
+    kinds: dict[tuple[object, ...], Stage] = {}
+    for stage in stages(model, layout):
+        kinds.setdefault((stage.layers, model.moe and _expert_layers(model, stage), stage.first, stage.last), stage)
+    return max(_all(model, layout, software, kinds.values()), key=lambda memory: memory.device)
 
 
 def per_stage(model: Model, cluster: Cluster, layout: Layout, software: Software) -> tuple[Memory, ...]:
     """The memory of a rank of each stage of the pipeline. Nothing of it depends on ``cluster`` as yet."""
-    plain = per_layer(model, layout, software, experts=False)
-    routed = per_layer(model, layout, software, experts=True) if model.moe else plain
-    return tuple(_of(model, layout, software, stage, plain, routed) for stage in stages(model, layout))
+    return tuple(_all(model, layout, software, stages(model, layout)))
 
 
 def fits(memory: Memory, cluster: Cluster) -> Fit:
@@ -36,11 +41,21 @@ def fits(memory: Memory, cluster: Cluster) -> Fit:
     return "tight" if memory.allocated <= cluster.memory_bytes else "no"
 
 
+def _all(model: Model, layout: Layout, software: Software, wanted: Iterable[Stage]) -> Iterator[Memory]:
+    plain = per_layer(model, layout, software, experts=False)
+    routed = per_layer(model, layout, software, experts=True) if model.moe else plain
+    return (_of(model, layout, software, stage, plain, routed) for stage in wanted)
+
+
+def _expert_layers(model: Model, stage: Stage) -> int:
+    return sum(model.has_experts(layer) for chunk in stage.chunks for layer in chunk)
+
+
 def _of(model: Model, layout: Layout, software: Software, stage: Stage, plain: Kept, routed: Kept) -> Memory:
     mine = held(model, layout, stage)
     kept_states = states(layout, software, mine)
     flying = in_flight(layout, stage.rank)
-    with_experts = sum(model.has_experts(layer) for chunk in stage.chunks for layer in chunk) if model.moe else 0
+    with_experts = _expert_layers(model, stage) if model.moe else 0
     without = stage.layers - with_experts
     activations = flying * (without * plain.kept + with_experts * routed.kept)
     working = max(plain.working if without else 0.0, routed.working if with_experts else 0.0)

@@ -190,3 +190,12 @@ def test_the_boundary() -> None:
     assert fits(memory(79 * 10**9), CLUSTER) == "tight"
     assert fits(memory(81 * 10**9), CLUSTER) == "no"
     assert memory(70 * 10**9).document()["device_bytes"] == 77_500_000_000
+
+
+@pytest.mark.parametrize("name", ["Llama 3 405B", "DeepSeek-V3"])
+@pytest.mark.parametrize(("schedule", "per_rank"), [("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)])
+def test_the_peak_is_that_of_the_worst_of_all_stages(name: str, schedule: str, per_rank: int) -> None:
+    known = Layout(2, 1, 32, 4096, tp=4, pp=8, vpp=per_rank, schedule=schedule, zero=1)  # type: ignore[arg-type]
+    every = per_stage(preset(name), CLUSTER, known, EAGER)
+    assert len(every) == 8
+    assert peak_bytes(preset(name), CLUSTER, known, EAGER).device == max(one.device for one in every)
