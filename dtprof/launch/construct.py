@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dtprof.edits import Edit
+from dtprof.launch.compress import compress
 from dtprof.launch.prefetch import prefetching
 from dtprof.session import launched
 
 Change = Callable[[dict[str, Any]], None]
 _OF_FSDP1 = {"fsdp.reshard_after_forward": "sharding_strategy", "fsdp.prefetch": "forward_prefetch"}
-_TARGETS = {"ddp": "DistributedDataParallel", "fsdp": "fully_shard", "loader": "DataLoader"}
+_TARGETS = {"ddp": "DistributedDataParallel", "fsdp": "fully_shard", "loader": "DataLoader", "comm": "DistributedDataParallel"}
 
 
 def apply(edits: Iterable[Edit]) -> None:
@@ -33,6 +34,8 @@ def apply(edits: Iterable[Edit]) -> None:
             _wrap("torch.utils.data.dataloader", ("DataLoader", "__init__"), mine, _replace_loading)
         elif family == "fsdp":
             _wrap_fsdp(mine)
+        elif family == "comm":
+            compress(mine)
 
 
 def target_of(edit: Edit) -> str:
@@ -80,7 +83,8 @@ def _changed(original: Any, edits: list[Edit], change: Callable[..., None], name
             result = original(*bound.args, **bound.kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the edit has brought about, the job has not asked for
             result = original(*args, **kwargs)
-            _failed(edits, name, f"{type(error).__name__}: {error}")
+            for edit in edits:
+                launched.edit_failed(edit, name, f"{type(error).__name__}: {error}")
             return result
         for edit in edits:
             _applied(edit, name, before, signature)
@@ -143,14 +147,7 @@ def _applied(edit: Edit, name: str, before: dict[str, Any], signature: inspect.S
     argument = _argument(edit) if name != "FullyShardedDataParallel" else _OF_FSDP1[edit.key]
     parameter = signature.parameters.get(argument)
     was = before.get(argument, parameter.default if parameter else None)
-    told = launched.facts.setdefault("edits", {}).setdefault(str(edit), {"applied_to": 0})
+    told = launched.told_of(edit)
     told["applied_to"] += 1
     told.update(target=name, before=was if isinstance(was, bool | int | float | None) else str(was))
     launched.tell("edit", f"{edit}: applied to {name}, where it was {was}")
-
-
-def _failed(edits: list[Edit], name: str, why: str) -> None:
-    for edit in edits:
-        told = launched.facts.setdefault("edits", {}).setdefault(str(edit), {"applied_to": 0})
-        told["failed"] = f"{name}: {why}"
-        launched.tell("edit failed", f"{edit}: {name} refused it ({why})")

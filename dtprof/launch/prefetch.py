@@ -31,8 +31,7 @@ def prefetching(original: Callable[..., Any], edit: Edit) -> Callable[..., Any]:
         try:
             _arrange(module, int(edit.value), setters, owner, edit)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - whatever the edit has brought about, the job has not asked for
-            _tell(edit, failed=f"fully_shard: {type(error).__name__}: {error}")
-            launched.tell("edit failed", f"{edit}: fully_shard refused it ({type(error).__name__}: {error})")
+            launched.edit_failed(edit, "fully_shard", f"{type(error).__name__}: {error}")
         return result
 
     return construct
@@ -65,7 +64,4 @@ def _arrange(module: Any, depth: int, setters: list[Callable[..., None]], owner:
 
 
 def _tell(edit: Edit, **facts: Any) -> None:
-    told = launched.facts.setdefault("edits", {}).setdefault(
-        str(edit), {"applied_to": 0, "target": "fully_shard", "before": None}
-    )
-    told.update(facts)
+    launched.told_of(edit).update({"target": "fully_shard", "before": None} | facts)

@@ -129,3 +129,15 @@ def tell(what: str, text: str = "") -> None:
             file.write(json.dumps({"what": what, "text": text}) + "\n")
     except OSError:
         return
+
+
+def told_of(edit: object) -> dict[str, Any]:
+    """The facts of one edit, to be added to: ``applied_to`` counts objects; target, before, failed where there is such."""
+    edits: dict[str, dict[str, Any]] = facts.setdefault("edits", {})
+    return edits.setdefault(str(edit), {"applied_to": 0})
+
+
+def edit_failed(edit: object, name: str, why: str) -> None:
+    """An edit could not be applied to an object of that name; the script's own stands."""
+    told_of(edit)["failed"] = f"{name}: {why}"
+    tell("edit failed", f"{edit}: {name} refused it ({why})")

@@ -1,4 +1,4 @@
-"""The bucket advice of a recorded run, proved by measuring: pairs with and without it, in the network lab."""
+"""Advice and edits of a recorded run, proved by measuring: pairs with and without them, in the network lab."""
 
 import json
 import subprocess
@@ -14,28 +14,37 @@ from dtprof_sample_jobs.lab.network import lab
 from dtprof_sample_jobs.lab.spec import parse_lab
 
 EMULATIONS = Path(__file__).parents[2] / "benchmarks" / "emulations"
-SETTINGS = {"s_small": "rate=1gbit,rtt=2ms", "s_uniform": "rate=5gbit"}
+# the job and its words, its network, and what is verified
+SETTINGS = {
+    "small buckets": ("ddp", ["--emulate", "s_small"], "rate=1gbit,rtt=2ms", ["--rule", "ddp.bucket_size"]),
+    "even buckets": ("ddp", ["--emulate", "s_uniform"], "rate=5gbit", ["--rule", "ddp.bucket_size"]),
+    "half the bytes": ("ddp", ["--emulate", "s_head"], "rate=1gbit", ["--set", "comm.dtype=fp16"]),
+    "parameters kept": ("fsdp", ["--emulate", "s_uniform"], "rate=5gbit", ["--set", "fsdp.reshard_after_forward=false"]),
+}
 
 
-def job(model, network, *words):
-    common = ["--ranks", "2", "--emulate", str(EMULATIONS / f"{model}.toml"), "--lab", network]
-    return [sys.executable, "-m", "dtprof", "job", "ddp", *common, *words]
+def command(job, words, network, *more):
+    words = [
+        str(EMULATIONS / f"{word}.toml") if before == "--emulate" else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
+    return [sys.executable, "-m", "dtprof", "job", job, "--ranks", "2", *words, "--lab", network, *more]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", SETTINGS)
-def test_the_bucket_advice_is_confirmed(model, tmp_path):
-    network = SETTINGS[model]
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_is_predicted_is_achieved(setting, tmp_path):
+    *job, wanted = SETTINGS[setting]
     try:
-        with lab(parse_lab(network, ranks=2)):
+        with lab(parse_lab(job[2], ranks=2)):
             pass
     except DtprofError as error:
         pytest.skip(str(error))
     run = tmp_path / "run"
-    recorded = job(model, network, "--steps", "34", "--capture", "20:30", "--out", str(run))
+    recorded = command(*job, "--steps", "34", "--capture", "20:30", "--out", str(run))
     subprocess.run(recorded, check=True, capture_output=True, timeout=120)
-    again = job(model, network, "--steps", "14", "--capture", "none", "--out", str(tmp_path / "again"))
-    verify = [sys.executable, "-m", "dtprof", "verify", str(run), "--rule", "ddp.bucket_size", "--json"]
+    again = command(*job, "--steps", "14", "--capture", "none", "--out", str(tmp_path / "again"))
+    verify = [sys.executable, "-m", "dtprof", "verify", str(run), *wanted, "--json"]
     limits = ["--steps", "10", "--warm-up", "3", "--pairs", "5", "--alpha", "5%"]
     done = subprocess.run([*verify, *limits, "--", *again], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

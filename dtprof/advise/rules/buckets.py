@@ -98,8 +98,12 @@ class Compression:
     id = "ddp.compression"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """As ``BucketSize``; silent where the gradients already travel in less, or the saving is below LEAST_COMPRESSED."""
-        found = outcome(study.run, [Edit("comm.dtype", "bf16")])
+        """As ``BucketSize``; silent where the gradients already travel in less, or the saving is below LEAST_COMPRESSED.
+
+        torch has a hook for bf16 on NCCL only.
+        """
+        kind = "bf16" if study.result("comm").backend == "nccl" else "fp16"
+        found = outcome(study.run, [Edit("comm.dtype", kind)])
         saving = found.saving() if found is not None else None
         if found is None or saving is None or saving.low <= 0:
             return
@@ -110,19 +114,19 @@ class Compression:
         yield Finding(
             rule=self.id,
             severity="low",
-            title=f"Gradients sent as bf16 are predicted to save {percent(share)} of the step",
+            title=f"Gradients sent as {kind} are predicted to save {percent(share)} of the step",
             ranks=ranks_of(accounting),
             steps=steps_of(accounting),
             seconds_per_step=None,
             evidence=(
                 Evidence(f"Predicted with half of the bytes and three passes over each bucket: {in_words(found)}."),
-                Evidence("It changes the numbers: gradients lose 16 bits in each reduction. Compare losses as well as times."),
+                Evidence("It changes the numbers: gradients lose half of their bits in each reduction. Compare losses, too."),
                 *(Evidence(f"{note[0].upper()}{note[1:]}.") for note in found.notes),
             ),
             why=f"the step waits for the network: with half of the bytes it is predicted to last {time(found.predicted_ns)}",
-            next=f"a bf16 communication hook, if the losses stay as they are. Predicted: {in_words(found)}",
-            apply="model.register_comm_hook(None, hook), with a hook that converts, reduces and converts back",
-            verify="dtprof gate with two commands, without and with the hook; and compare the losses",
-            edit={"comm.dtype": "bf16"},
+            next=f"a {kind} communication hook, if the losses stay as they are. Predicted: {in_words(found)}",
+            apply=f"model.register_comm_hook(None, default_hooks.{kind}_compress_hook), of torch's ddp_comm_hooks",
+            verify=f"dtprof verify RUN --rule {self.id} -- CMD, with the hook on one side; and compare the losses",
+            edit={"comm.dtype": kind},
             prediction=saving,
         )

@@ -59,7 +59,8 @@ def test_every_edit_that_can_be_applied_has_something_to_be_applied_to():
 
     for key in KEYS.values():
         if key.applied == "construction":
-            assert target_of(parse_edit(f"{key.name}=2" if "false" not in key.expects else f"{key.name}=true"))
+            value = "true" if "false" in key.expects else "fp16" if "fp16" in key.expects else "2"
+            assert target_of(parse_edit(f"{key.name}={value}"))
 
 
 @pytest.mark.parametrize(
