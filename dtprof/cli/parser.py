@@ -22,6 +22,7 @@ BUILT_IN = {
         "dtprof.cli.whatif:WhatIfCommand",
         "what a change would make of the step, with an interval, or why that is not known",
     ),
+    "plan": ("dtprof.cli.plan:PlanCommand", "which parallel layout fits and is fastest; predict published configurations"),
     "tune": ("dtprof.cli.tune:TuneCommand", "measure a command, apply the most promising edit, prove it in pairs"),
     "gate": ("dtprof.cli.gate:GateCommand", "is a command slower than another? paired, with a known false-alarm rate"),
     "verify": ("dtprof.cli.verify:VerifyCommand", "prove or refute a finding's edit by measuring pairs"),

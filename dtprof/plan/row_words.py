@@ -58,6 +58,11 @@ def convention_of(source: str, recompute: str) -> str:
     return found
 
 
+def memory_unit_of(source: str) -> str:
+    """The unit of a source's peak memory: GiB where a framework logs bytes over 2^30."""
+    return "GiB" if re.search(r"torchtitan|nanotron", source.lower()) else "GB"
+
+
 def precision_of(text: str, gpu: Gpu, source: str) -> Precision:
     """Of matrix products; without a word fp16 on Volta, Megatron-Bridge's fp8 on Hopper and later, bf16 elsewhere."""
     plain = text.lower()

@@ -1,0 +1,129 @@
+"""Predictions for the rows of a table: the table again, with columns of predictions at its end."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dtprof.catalogue.flops import CONVENTIONS, Counted
+from dtprof.errors import InputError
+from dtprof.plan import sizes
+from dtprof.plan.calibrated import Calibration, calibration
+from dtprof.plan.memory import fits, peak_bytes
+from dtprof.plan.memory.breakdown import GIB
+from dtprof.plan.row_words import memory_unit_of
+from dtprof.plan.rows import CannotPredict, Row, parse
+from dtprof.plan.time.step import Estimator
+
+COLUMNS = (
+    "pred_step_time_s", "pred_tflops_gpu", "pred_peak_mem_gb", "fits", "reason", "pred_low", "pred_high", "calibrated_by",
+    "pred_tokens_s_gpu", "pred_tflops_convention", "pred_peak_mem_unit", "pred_software",
+)  # fmt: skip
+_UNITS = {"GB": 1e9, "GiB": float(GIB)}
+
+
+@dataclass
+class Predictor:
+    """Predicts rows one by one; remembers estimators. ``catalogue``: from the hardware catalogue alone on new GPUs."""
+
+    catalogue: bool = False
+    known: dict[object, tuple[Calibration, Estimator]] = field(default_factory=dict)
+
+    def row(self, row: Mapping[str, str]) -> dict[str, str]:
+        """The predicted columns of a row as text; all blank but ``reason`` where there is no prediction."""
+        try:
+            return self._predicted(parse(row), row)
+        except (CannotPredict, InputError) as error:
+            return {**dict.fromkeys(COLUMNS, ""), "reason": str(error)}
+
+    def estimate(self, row: Row) -> tuple[Calibration, float]:
+        """What the prediction rests on, and the seconds of a step."""
+        key = row.model, row.cluster, row.software
+        if key not in self.known:
+            found = calibration(*key, catalogue=self.catalogue)
+            self.known[key] = found, Estimator(*key, found.constants)
+        rests, estimator = self.known[key]
+        return rests, estimator.step(row.layout).seconds
+
+    def _predicted(self, plan: Row, row: Mapping[str, str]) -> dict[str, str]:
+        rests, seconds = self.estimate(plan)
+        tokens = plan.layout.tokens / seconds / plan.cluster.gpus
+        memory = peak_bytes(plan.model, plan.cluster, plan.layout, plan.software)
+        fit = fits(memory, plan.cluster)
+        reasons = [f"assumed: {'; '.join(plan.assumed)}"] if plan.assumed else []
+        if fit == "tight":
+            reasons.append("fits only without the allowances for fragmentation and context")
+        elif fit == "no":
+            reasons.append(f"needs {memory.allocated / 1e9:.1f} of {plan.cluster.memory_bytes / 1e9:.0f} GB")
+        unit = memory_unit_of(str(row.get("source") or ""))
+        low, high = rests.interval(seconds)
+        return {
+            "pred_step_time_s": f"{seconds:.6g}",
+            "pred_tflops_gpu": f"{flops_per_token(plan) * tokens / 1e12:.5g}",
+            "pred_peak_mem_gb": f"{memory.reserved / _UNITS[unit]:.4g}",
+            "fits": "false" if fit == "no" else "true",
+            "reason": "; ".join(reasons),
+            "pred_low": f"{low:.6g}",
+            "pred_high": f"{high:.6g}",
+            "calibrated_by": rests.name,
+            "pred_tokens_s_gpu": f"{tokens:.6g}",
+            "pred_tflops_convention": plan.convention,
+            "pred_peak_mem_unit": unit,
+            "pred_software": plan.software.name,
+        }
+
+
+def flops_per_token(plan: Row) -> float:
+    """Operations per token by the convention of the row's source."""
+    model = plan.model
+    counted = Counted(
+        sizes.active_params(model), model.layers, model.hidden, plan.layout.seq, model.vocab, model.heads * model.head_dim
+    )
+    return CONVENTIONS[plan.convention](counted)
+
+
+def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a CSV file as they stand; InputError names the line that is none."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = list(csv.reader(file, strict=True))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file", "give a CSV file with a header") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: {error}", "give a CSV file in UTF-8") from None
+    if not lines or not any(lines[0]):
+        raise InputError(f"{path}: no header", "the first line has to name the columns, as source,model,layers,…")
+    header, rows = lines[0], [line for line in lines[1:] if line]
+    missing = [name for name in ("model", "gpus", "gpu_type") if name not in header]
+    if missing:
+        raise InputError(f"{path}: line 1 has no column {missing[0]}", "its columns have to be those of docs/planner.md")
+    for number, row in enumerate(rows, 2):
+        if len(row) > len(header):
+            raise InputError(
+                f"{path}: row {number} has {len(row)} values for {len(header)} columns", "quote values with commas"
+            )
+    return header, [row + [""] * (len(header) - len(row)) for row in rows]
+
+
+def predicted_rows(header: list[str], rows: Iterable[list[str]], predictor: Predictor) -> tuple[list[str], list[list[str]]]:
+    """Header and rows with the predicted columns; one that the table has already is written over in its place."""
+    wide = [*header, *(name for name in COLUMNS if name not in header)]
+    places = {name: wide.index(name) for name in COLUMNS}
+    out = []
+    for row in rows:
+        line = [*row, *([""] * (len(wide) - len(row)))]
+        for name, value in predictor.row(dict(zip(header, row, strict=True))).items():
+            line[places[name]] = value
+        out.append(line)
+    return wide, out
+
+
+def write_rows(path: Path, header: list[str], rows: Iterable[list[str]]) -> None:
+    """As CSV."""
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}", "give a file that can be written") from None
