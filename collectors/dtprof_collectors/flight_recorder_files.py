@@ -92,6 +92,7 @@ class Entry(msgspec.Struct, kw_only=True):
     time_discovered_completed_ns: Int64 | None = None
     retired: bool | None = None
     is_p2p: bool = False
+    frames: Any = None
 
 
 def entries_of(found: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:

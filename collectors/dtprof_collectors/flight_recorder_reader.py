@@ -79,9 +79,19 @@ def process_of(file: Path) -> Process:
     part = Part(
         ordinal=0, rank=rank, source=file.name, backend=backend,
         rank_from="the dump" if known else "file name" if rank is not None else "",
-        extra={"versions": {k: v for k, v in versions.items() if v}, "pg_status": found.get("pg_status") or {}},
+        extra={
+            "versions": {k: v for k, v in versions.items() if v}, "pg_status": found.get("pg_status") or {},
+            "last_frames": _frames(entries[-1] if entries else {}),
+        },
     )  # fmt: skip
     return Process(part, done, quality_of(found, done, bad, file.name))
+
+
+def _frames(entry: Mapping[str, Any]) -> str:
+    """Where an operation was issued, innermost first, three frames: ``train.py:7 in forward``; "" where not recorded."""
+    frames = entry.get("frames")
+    told = [f for f in frames if isinstance(f, dict)] if isinstance(frames, list) else []
+    return ", ".join(f"{f.get('filename')}:{f.get('line')} in {f.get('name')}" for f in told[:3])
 
 
 def _library(found: Mapping[str, Any]) -> str:

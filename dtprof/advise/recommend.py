@@ -75,6 +75,8 @@ def _verdict(study: Lens, found: list[Finding] | None) -> Verdict:
     accounting: AccountingResult = study.result("accounting")
     found = findings(study) if found is None else found
     head = header(study)
+    if still := next((f for f in found if f.rule.startswith("hang.")), None):
+        return Verdict(head, still.title, still.why, (still.next,))
     if not any(p.steps for p in accounting.parts):
         return _without_steps(head, study)
     shares = accounting.mean_shares()

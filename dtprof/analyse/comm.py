@@ -48,11 +48,12 @@ def _operation(row: dict[str, Any], shares: Table, mine: list[int], first: set[i
     precise = bytes_known != "upper_bound"
     return Operation(
         id=number, op=str(row["op"]), group=str(row["group"]), seq=row["seq"], n=row["n"], n_present=row["n_present"],
-        bytes=row["bytes"], bytes_known=bytes_known or "unknown", first_start_ns=row["first_start"], end_ns=row["end"],
+        bytes=row["bytes"], bytes_known=bytes_known or "unknown", first_start_ns=row["first_start"],
+        end_ns=row["last_start"] if row["end"] is None else row["end"],
         transfer_ns=row["transfer"], transfer_upper_ns=row["transfer_upper"], wait_ns=dict(zip(ranks, waits, strict=True)),
-        dur_ns={r: int(shares["dur"][i]) for r, i in zip(ranks, mine, strict=True)}, last_rank=row["last_rank"],
+        dur_ns={r: max(int(shares["dur"][i]), 0) for r, i in zip(ranks, mine, strict=True)}, last_rank=row["last_rank"],
         last_by_ns=known[1] - known[0] if len(known) > 1 else None, start_skew_ns=row["start_skew"],
-        end_skew_ns=row["end_skew"], algbw_gb_s=row["algbw"] if precise else None,
+        end_skew_ns=row["end_skew"] or 0, algbw_gb_s=row["algbw"] if precise else None,
         busbw_gb_s=row["busbw"] if precise else None, matched_by=str(row["matched_by"]), one_sided=bool(row["one_sided"]),
         capture_start=number in first, step=row["step"], label=labels.of(parts[0], at),
         events={p: int(shares["event"][i]) for p, i in zip(parts, mine, strict=True)},

@@ -13,6 +13,7 @@ from dtprof.advise.rules.ddp import Buckets, FindUnusedParameters
 from dtprof.advise.rules.ddp_sync import NoSync
 from dtprof.advise.rules.goodput import CheckpointInterval, CheckpointStall, RestartCost
 from dtprof.advise.rules.gpu import Ecc, NvLink, Throttling
+from dtprof.advise.rules.hang import Mismatched, MissingRank
 from dtprof.advise.rules.host import LaunchBound
 from dtprof.advise.rules.host_waits import GarbageCollection, Synchronising
 from dtprof.advise.rules.input import InputStall, Pinning
@@ -25,6 +26,8 @@ from dtprof.advise.rules.training import ClipOrder, LrScaling, NoiseScale, Sampl
 from dtprof.protocols import Rule
 
 RULES: tuple[Rule, ...] = (
+    MissingRank(),
+    Mismatched(),
     ComputeRank(),
     HostRank(),
     LateEntry(),
