@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof import intervals
+from dtprof.analyse.compute_recompute import recomputed
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.messages import Message, messages_of
 from dtprof.analyse.results import ACCOUNTING, AccountingResult, DeviceTotals, HostTotals, PartAccount, StepAccount
@@ -187,6 +188,7 @@ class _StepCovers:
     copy: Cover
     input: Cover
     checkpoint: Cover
+    again: Cover | None
     unreliable: bool
 
     @classmethod
@@ -210,7 +212,7 @@ class _StepCovers:
             "comm_transfer_ns": transfer,
             "comm_unsplit_ns": unsplit,
         }
-        return cls(view, busy, messages, comm, copy, waits_input, waits_checkpoint, unreliable)
+        return cls(view, busy, messages, comm, copy, waits_input, waits_checkpoint, recomputed(view), unreliable)
 
     def account(self, border: Border) -> StepAccount:
         """Account for one step; the keys sum to its duration."""
@@ -225,9 +227,12 @@ class _StepCovers:
         exposed = spent["comm_wait_ns"] + spent["comm_transfer_ns"] + spent["comm_unsplit_ns"]
         return StepAccount(
             border.step, lo, hi - lo, border.complete, self.view.on_device, spent, comm - exposed,
-            copy - spent["copy_exposed_ns"], None, border.kind, border.marked,
+            copy - spent["copy_exposed_ns"], self._recomputed(lo, hi), border.kind, border.marked,
             intervals.total(intervals.clip(self.messages, lo, hi)),
         )  # fmt: skip
+
+    def _recomputed(self, lo: int, hi: int) -> int | None:
+        return None if self.again is None else intervals.total(intervals.clip(self.again, lo, hi))
 
     def _idle(self, idle: Cover) -> dict[str, int]:
         """Idle by cause: not launched yet (of that, input and checkpoint apart), waiting though launched, not told."""

@@ -15,8 +15,9 @@ from dtprof.protocols import Lens
 from dtprof.run import Run
 from dtprof.schema import MISSING
 
-# axes whose ranks have data of their own
+# axes whose ranks have data of their own, and those whose ranks work on the same
 _DATA_AXES = ("dp", "ddp", "fsdp", "dp_shard", "dp_replicate", "replicate", "shard", "data")
+_SHARING_AXES = ("tp", "sp", "cp", "pp")
 
 
 @dataclass(frozen=True)
@@ -98,20 +99,28 @@ def _skips_of(run: Run, part: int) -> Skips | None:
     return Skips(first, len(later), len(steps), later, scales[max(scales)] if scales else None)
 
 
-def batch_of(run: Run) -> float | None:
-    """Samples per step of all ranks, where each rank says its own and all have data of their own; else None."""
+def data_ranks(run: Run) -> int | None:
+    """How many ranks have data of their own; None where an axis of the mesh is not known to share it or not."""
     mesh = run.manifest.mesh
-    if any(size > 1 and axis not in _DATA_AXES for axis, size in mesh.items()):
+    if not mesh:
+        return run.world_size or len(run.ranks) or None
+    if any(size > 1 and axis not in (*_DATA_AXES, *_SHARING_AXES) for axis, size in mesh.items()):
         return None
-    per_rank: dict[int, float] = {}
+    return int(np.prod([size for axis, size in mesh.items() if axis in _DATA_AXES], dtype=np.int64))
+
+
+def batch_of(run: Run) -> float | None:
+    """Samples per step of all ranks: the usual rank's, times the ranks with data of their own; None where not told."""
+    told: list[float] = []
     for part in run.parts:
         steps = run.table("steps", part.ordinal)
         samples = steps["samples"][steps.is_("kind", "train", "warm-up", "checkpoint")]
         known = samples[samples != MISSING]
-        if part.rank is None or not len(known):
+        if not len(known):
             return None
-        per_rank[part.rank] = float(np.median(known))
-    return sum(per_rank.values()) if per_rank and len(per_rank) == (run.world_size or len(per_rank)) else None
+        told.append(float(np.median(known)))
+    ranks = data_ranks(run)
+    return float(np.mean(told)) * ranks if told and ranks else None
 
 
 def _noise(run: Run) -> float | None:

@@ -273,10 +273,11 @@ class TestTraining:
         write(tmp_path, metrics=lambda r, s: [(s, "gradient_noise_scale", 20.0)])
         assert "training.noise_scale" not in by_rule(tmp_path)
 
-    def test_the_batch_of_other_axes_is_not_added_up(self, tmp_path):
-        write(tmp_path, mesh={"tp": 2}, metrics=lambda r, s: [(s, "gradient_noise_scale", 0.5)])
-        assert study(tmp_path).result("training").batch is None
-        assert "training.noise_scale" not in by_rule(tmp_path)
+    @pytest.mark.parametrize(("mesh", "batch"), [({"tp": 2}, 8), ({"dp": 2}, 16), ({}, 16), ({"ring": 2}, None)])
+    def test_the_batch_counts_ranks_with_data_of_their_own(self, tmp_path, mesh, batch):
+        write(tmp_path, mesh=mesh, metrics=lambda r, s: [(s, "gradient_noise_scale", 0.5)])
+        assert study(tmp_path).result("training").batch == batch
+        assert ("training.noise_scale" in by_rule(tmp_path)) == (batch is not None)
 
     def test_a_rate_for_another_batch(self, tmp_path):
         write(tmp_path, knobs={"base_batch": 4, "lr": 0.1, "lr_scaling": "none"})
