@@ -17,6 +17,8 @@ from dtprof.schema import DEVICE_KINDS
 
 # a report waits for the model of a run with device work only up to this many device operations; dtprof whatif always does
 MOST_DEVICE_OPERATIONS = 20_000
+# what one rank's repair would save: the model has all ranks in step, as workers of a parameter server are not
+_REPAIRED = ("straggler.compute_rank", "straggler.host_rank", "straggler.late_entry")
 _outcomes: WeakKeyDictionary[Run, dict[tuple[Edit, ...], Outcome]] = WeakKeyDictionary()
 
 
@@ -34,7 +36,7 @@ def outcome(run: Run, edits: Sequence[Edit]) -> Outcome | None:
 
 def with_prediction(study: Lens, finding: Finding) -> Finding:
     """The finding of one slow rank with what repairing it would save, where the model of the run may be believed."""
-    if not finding.rule.startswith("straggler.") or len(finding.ranks) != 1 or finding.prediction is not None:
+    if finding.rule not in _REPAIRED or len(finding.ranks) != 1 or finding.prediction is not None:
         return finding
     found = outcome(study.run, [Edit("ideal.rank", finding.ranks[0])])
     saving = found.saving() if found is not None else None

@@ -229,7 +229,9 @@ def _ideal_rank(run: Run, graph: StepGraph, edit: Edit, most: bool, notes: list[
             f"no other rank does the same operations in the same order as rank {edit.value}: that takes a trace of another "
             "rank of its stage"
         )
-    own = np.array([n for n, _ in orders[mine.ordinal]])
+    own = np.array([n for n, _ in orders[mine.ordinal]], np.int64)
+    if not len(own):
+        return f"rank {edit.value} has no operations of its own in the graph"
     others = np.array([[n for n, _ in orders[ordinal]] for ordinal in like])
     notes.append(f"rank {edit.value} takes the median time of {len(like)} ranks with the same operations")
     dur, lag = graph.dur.copy(), graph.lag.copy()
