@@ -23,6 +23,8 @@ from dtprof.advise.rules.hang import Mismatched, MissingRank
 from dtprof.advise.rules.host import LaunchBound
 from dtprof.advise.rules.host_waits import GarbageCollection, Synchronising
 from dtprof.advise.rules.input import InputStall, Pinning
+from dtprof.advise.rules.memory import Creep, Fragmentation
+from dtprof.advise.rules.memory_options import Checkpointing, Offload, ZeroStage
 from dtprof.advise.rules.mfu import LowMfu
 from dtprof.advise.rules.moe import Capacity, ExpertBalance
 from dtprof.advise.rules.overlap import FsdpPrefetch, Reshard, WrapSize
@@ -63,6 +65,11 @@ RULES: tuple[Rule, ...] = (
     Recompiles(),
     GraphBreaks(),
     LowMfu(),
+    Fragmentation(),
+    Creep(),
+    Checkpointing(),
+    Offload(),
+    ZeroStage(),
     SavingThread(),
     CheckpointStall(),
     CheckpointInterval(),
