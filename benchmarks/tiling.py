@@ -11,11 +11,18 @@ from isal import igzip
 
 # what changes from one copy to the next: times, flow ids, correlation and External id
 _CHANGES = re.compile(rb'("ts"|"id"|"correlation"|"External id")(\s*:\s*)(-?\d+)(\.\d+)?')
+_STEP = b'"ProfilerStep#'
+_NUMBERED = re.compile(
+    _CHANGES.pattern.replace(b'"External id"', b'"External id"|' + _STEP).replace(rb"(\s*:\s*)", rb"(\s*:\s*|)")
+)
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
-def tile(source: Path, target: Path, megabytes: float) -> int:
-    """Write copies of ``source``, gzipped, to ``target``: about ``megabytes`` (10^6 bytes) of JSON; returns the exact size."""
+def tile(source: Path, target: Path, megabytes: float, period_us: int = 0) -> int:
+    """Write copies of ``source``, gzipped, to ``target``: about ``megabytes`` (10^6 bytes) of JSON; returns the exact size.
+
+    With ``period_us`` a copy begins so much after the one before, and its steps are numbered on: ranks stay together.
+    """
     text = source.read_bytes()
     if text[:2] == b"\x1f\x8b":
         text = igzip.decompress(text)
@@ -28,7 +35,7 @@ def tile(source: Path, target: Path, megabytes: float) -> int:
     events = rest[1 : length - 1].encode()
     stop = start + len(events)
     copies = max(1, round((megabytes * 1e6 - (len(text) - len(events))) / len(events)))
-    pieces, numbers, steps = _split(events)
+    pieces, numbers, steps = _split(events, period_us)
     size = 0
     with gzip.open(target, "wb", compresslevel=6) as out:
         for copy in range(copies):
@@ -37,17 +44,24 @@ def tile(source: Path, target: Path, megabytes: float) -> int:
     return size
 
 
-def _split(events: bytes) -> tuple[list[bytes], list[int], list[int]]:
+def span_us(source: Path) -> int:
+    """From the first to the last start of an event."""
+    times = [int(m[3]) for m in _CHANGES.finditer(igzip.decompress(source.read_bytes())) if m[1] == b'"ts"']
+    return max(times) - min(times)
+
+
+def _split(events: bytes, period_us: int) -> tuple[list[bytes], list[int], list[int]]:
     """The text between the numbers that change, the numbers, and by how much each changes per copy."""
-    found = list(_CHANGES.finditer(events))
+    found = list((_NUMBERED if period_us else _CHANGES).finditer(events))
     times = [int(m[3]) for m in found if m[1] == b'"ts"']
-    ids = [int(m[3]) for m in found if m[1] != b'"ts"']
-    later, further = max(times) - min(times) + 1000, max(ids, default=0) + 1
+    ids = [int(m[3]) for m in found if m[1] not in (b'"ts"', _STEP)]
+    later, further = period_us or max(times) - min(times) + 1000, max(ids, default=0) + 1
+    each = {b'"ts"': later, _STEP: 1}
     pieces, at = [], 0
     for m in found:
         pieces.append(events[at : m.start(3)])
         at = m.end(3)
-    return [*pieces, events[at:]], [int(m[3]) for m in found], [later if m[1] == b'"ts"' else further for m in found]
+    return [*pieces, events[at:]], [int(m[3]) for m in found], [each.get(m[1], further) for m in found]
 
 
 def _shifted(pieces: list[bytes], numbers: list[int], steps: list[int], copy: int) -> bytes:

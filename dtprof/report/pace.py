@@ -1,4 +1,4 @@
-"""The pace of a run: every step of a rank, those that are slower than its others, throughput and goodput."""
+"""The pace of a run: every step of a rank, those that are slower than its others, and throughput."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dtprof.analyse.results import ACCOUNTING, StepAccount
-from dtprof.numbers import counted, percent, time
+from dtprof.numbers import time
 from dtprof.report.facts import Facts
 from dtprof.report.palette import PARTS
-from dtprof.schema import MISSING, STEP_KINDS
+from dtprof.schema import MISSING
 
 # a step is slow above median + max(6 x 1.4826 x MAD, 15% of the median) of the training steps (Rousseeuw and Croux 1993)
 K, SIGMA_OF_MAD, FLOOR, LEAST = 6.0, 1.4826, 0.15, 5
@@ -38,14 +38,6 @@ class Throughput:
     unit: str
     per_second: float
     per_step: float
-
-
-@dataclass(frozen=True)
-class Goodput:
-    """Share of the session's time in training steps, mean over the processes; ``rest`` names what took the others."""
-
-    share: float
-    rest: str
 
 
 def bars(facts: Facts, rank: int | None) -> list[StepBar]:
@@ -119,26 +111,3 @@ def throughput(facts: Facts) -> Throughput | None:
         if per_step and seconds:
             return Throughput(unit, per_step / statistics.fmean(seconds), per_step)
     return None
-
-
-def goodput(facts: Facts) -> Goodput | None:
-    """Time in training steps by the time of the session, from its start to its end; None where it was not recorded."""
-    shares: list[float] = []
-    others: dict[str, list[float]] = {}
-    for part in facts.run.parts:
-        began, ended = part.extra.get("started_ns"), part.extra.get("ended_ns")
-        if not isinstance(began, int) or not isinstance(ended, int) or ended <= began:
-            continue
-        table = facts.run.table("steps", part.ordinal)
-        timed = table.take(table.known("host_dur"))
-        # a restart begins before its session does
-        lasted = ended - min([began, *timed["host_ts"][timed.is_("kind", "restart")].tolist()])
-        spent = {kind: float(timed["host_dur"][timed.is_("kind", kind)].sum()) / lasted for kind in STEP_KINDS}
-        shares.append(spent.pop("train"))
-        for kind, share in {**spent, "outside steps": 1 - shares[-1] - sum(spent.values())}.items():
-            others.setdefault(kind, []).append(share)
-    if not shares:
-        return None
-    rest = {kind: sum(found) / len(shares) for kind, found in others.items()}
-    named = [f"{kind} {percent(share)}" for kind, share in sorted(rest.items(), key=lambda r: -r[1]) if share >= 0.005]
-    return Goodput(sum(shares) / len(shares), ", ".join(named[:2]) or counted(len(shares), "process", "processes"))

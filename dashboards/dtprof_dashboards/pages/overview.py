@@ -9,6 +9,8 @@ from statistics import fmean, median
 import streamlit as st
 
 from dtprof.advise.places import timed_steps
+from dtprof.analyse.compute_mfu import Mfu
+from dtprof.analyse.goodput import CATEGORIES, WORDS, GoodputResult
 from dtprof.analyse.results import ACCOUNTING, settled
 from dtprof.numbers import Scale, count, counted, digits, interval, listing, percent, time
 from dtprof.report.budget import BudgetRow, basis, left_out, mean, no_steps, shown
@@ -17,12 +19,15 @@ from dtprof.report.charts.steps import MANY, steps_figure
 from dtprof.report.facts import Facts
 from dtprof.report.html_tables import inline, missing_table, totals_table
 from dtprof.report.missing import missing
-from dtprof.report.pace import bars, goodput, median_of, throughput
+from dtprof.report.pace import bars, median_of, throughput
 from dtprof.report.palette import PARTS, SIGNS
 from dtprof.report.wording import cost, cost_scale, place, share
 from dtprof_dashboards import show
 from dtprof_dashboards.show import Tile
 from dtprof_dashboards.view import Page, View
+
+# of the time of a run, what is named beside goodput
+LEAST_SHARE = 0.005
 
 
 def render(view: View) -> None:
@@ -31,7 +36,7 @@ def render(view: View) -> None:
     show.title("Overview", view.meta if facts.settled_steps else f"{facts.name} · {facts.verdict.header}")
     verdict = facts.verdict
     show.verdict(verdict.verdict, verdict.why, verdict.next, verdict.commands)
-    show.tiles(_tiles(facts))
+    show.tiles(_tiles(view))
     rank, step = _boxes(view)
     _steps(facts, rank, step)
     _budget(view, step)
@@ -39,8 +44,9 @@ def render(view: View) -> None:
     _quality(facts)
 
 
-def _tiles(facts: Facts) -> list[Tile]:
-    return [_step_tile(facts), _throughput_tile(facts), _goodput_tile(facts), _mfu_tile(facts), _cost_tile(facts)]
+def _tiles(view: View) -> list[Tile]:
+    facts = view.facts
+    return [_step_tile(facts), _throughput_tile(facts), _goodput_tile(view), _mfu_tile(view), _cost_tile(facts)]
 
 
 def _step_tile(facts: Facts) -> Tile:
@@ -68,23 +74,30 @@ def _throughput_tile(facts: Facts) -> Tile:
     return Tile("Throughput", digits(found.per_second), f"{digits(found.per_step)} {found.unit} per step", f"{found.unit}/s")
 
 
-def _goodput_tile(facts: Facts) -> Tile:
-    found = goodput(facts)
-    if found is None:
-        return Tile("Goodput", None, "start and end of the session are not recorded")
-    return Tile("Goodput", percent(found.share), found.rest)
+def _goodput_tile(view: View) -> Tile:
+    """Training that lasted, of the time of the run; what took most of the rest."""
+    found: GoodputResult = view.opened.result("goodput")
+    if found.share is None:
+        return Tile("Goodput", None, found.why)
+    rest = {WORDS[key]: share for key, share in found.shares().items() if key != CATEGORIES[0] and share >= LEAST_SHARE}
+    named = [f"{words} {percent(share)}" for words, share in sorted(rest.items(), key=lambda r: -r[1])[:2]]
+    return Tile("Goodput", percent(found.share), ", ".join(named) or "nothing else took time")
 
 
-def _mfu_tile(facts: Facts) -> Tile:
+def _mfu_tile(view: View) -> Tile:
+    """As the job told it, else by its tokens, its FLOPs and the peak of its devices."""
     values = [
         value
-        for part in facts.run.parts
-        for table in [facts.run.table("metrics", part.ordinal)]
+        for part in view.facts.run.parts
+        for table in [view.facts.run.table("metrics", part.ordinal)]
         for value in table["value"][table.is_("metric", "mfu")].tolist()
     ]
-    if not values:
-        return Tile("MFU", None, "FLOPs per step are not recorded")
-    return Tile("MFU", percent(sum(values) / len(values)), f"mean of {counted(len(values), 'reading')}")
+    if values:
+        return Tile("MFU", percent(sum(values) / len(values)), f"mean of {counted(len(values), 'reading')}")
+    found: Mfu = view.opened.result("mfu")
+    if found.share is None or found.gpu is None:
+        return Tile("MFU", None, found.why)
+    return Tile("MFU", percent(found.share), f"of {found.gpu.name}’s dense bf16 peak; FLOPs by {found.source}")
 
 
 def _cost_tile(facts: Facts) -> Tile:

@@ -23,8 +23,8 @@ def job(messages, groups=(), ranks=4, known=(), counted=()):
             lane=[0] * len(mine), step=[m[6] for m in mine],
         )  # fmt: skip
         tables["comm", rank] = Table.of(
-            "comm", event=list(range(len(mine))), op=[m[1] for m in mine], group=[m[3] for m in mine], peer=[m[2] for m in mine],
-            bytes_in=[m[4] for m in mine], bytes_out=[m[4] for m in mine],
+            "comm", event=list(range(len(mine))), op=[m[1] for m in mine], group=[m[3] for m in mine],
+            peer=[m[2] for m in mine], bytes_in=[m[4] for m in mine], bytes_out=[m[4] for m in mine],
         )  # fmt: skip
         tables["groups", rank] = Table.of(
             "groups", id=[g for g, _ in known], ranks=[r for _, r in known], size=[len(r) for _, r in known]

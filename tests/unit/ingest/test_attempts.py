@@ -6,8 +6,6 @@ import pytest
 
 from dtprof.analyse import study_of
 from dtprof.ingest import open_run
-from dtprof.report.facts import gather
-from dtprof.report.pace import goodput
 
 S = 1_000_000_000
 
@@ -82,7 +80,7 @@ def test_one_attempt_is_left_as_it_is(tmp_path):
 def test_goodput_counts_the_restart(tmp_path):
     part(tmp_path, 0, 0, 0, range(8), 0)
     part(tmp_path, 2, 0, 1, range(5, 10), 5, start=20)
-    found = goodput(gather(study_of(open_run(tmp_path, cache=False))))
-    # 5 of 8 s, and 5 of 17 s from the last step's end on
-    assert found.share == pytest.approx((5 / 8 + 5 / 17) / 2)
-    assert found.rest.startswith("restart 35%, lost 19%")
+    found = study_of(open_run(tmp_path, cache=False)).result("goodput")
+    # ten steps that lasted and three that were repeated, of 25 s
+    assert found.share == pytest.approx(10 / 25) and found.restarts == 1
+    assert found.shares()["lost"] == pytest.approx(3 / 25) and found.shares()["restart"] == pytest.approx(12 / 25)
