@@ -15,6 +15,7 @@ import numpy as np
 
 from dtprof import intervals
 from dtprof.analyse.covers import PartView
+from dtprof.analyse.links import hosts_of_ranks
 from dtprof.analyse.messages import messages_of
 from dtprof.analyse.results import AccountingResult, CommResult, Operation, PartAccount, settled
 from dtprof.intervals import Cover
@@ -122,7 +123,7 @@ def axis_of(run: Run, ranks: tuple[int, ...]) -> str:
 
 def hosts_of(run: Run, ranks: tuple[int, ...]) -> tuple[str, ...]:
     """Hosts of these ranks; () where one of them is not known."""
-    hosts = {p.rank: p.host for p in run.parts if p.rank is not None}
+    hosts = hosts_of_ranks(run)
     found = [hosts.get(rank) for rank in ranks]
     return tuple(sorted({h for h in found if h is not None})) if None not in found else ()
 

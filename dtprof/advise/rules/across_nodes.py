@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from dtprof.advise.places import severity_of, step_ns
+from dtprof.analyse.links import hosts_of_ranks
 from dtprof.analyse.parallel import GroupTraffic, ParallelResult
 from dtprof.findings import Evidence, Finding
 from dtprof.numbers import counted, named, percent, size, time
@@ -21,7 +22,7 @@ def spanning(study: Lens) -> list[GroupTraffic]:
     Where a group inside a host sends as much, changing places gains nothing: with HSDP the shards belong inside.
     """
     result: ParallelResult = study.result("parallel")
-    on_host = Counter(p.host for p in study.run.parts if p.host is not None)
+    on_host = Counter(hosts_of_ranks(study.run).values())
     if len(on_host) < 2:
         return []
     inside = [g for g in result.groups if len(g.hosts) == 1]

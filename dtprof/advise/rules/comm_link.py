@@ -1,0 +1,72 @@
+"""A rule about one link that is slower than the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dtprof.advise.places import per_rank, severity_of, step_ns
+from dtprof.analyse.links import Link, LinksResult
+from dtprof.analyse.results import AccountingResult
+from dtprof.findings import Evidence, Finding
+from dtprof.numbers import counted, named, percent, size, time
+from dtprof.protocols import Lens
+
+_LEAST_SHARE = 0.02
+
+
+class SlowLink:
+    """What leaves one host, or reaches it, goes at a fraction of the other links' rate."""
+
+    id = "comm.slow_link"
+
+    def find(self, study: Lens) -> Iterator[Finding]:
+        """Abstains where connections were not recorded, and where no two links between hosts carry alike amounts."""
+        result: LinksResult = study.result("links")
+        accounting: AccountingResult = study.result("accounting")
+        if not result.slow:
+            return
+        whole, usual = step_ns(accounting), result.usual_bytes_per_s
+        longer = [1e9 * x.bytes_per_step * (1 / x.bytes_per_s - 1 / usual) for x in result.slow]
+        exposed = per_rank(accounting, "comm_transfer_ns", "comm_unsplit_ns", "comm_wait_ns")
+        cost = min(max(longer), float(np.mean(list(exposed.values()))) if exposed else max(longer))
+        if cost < _LEAST_SHARE * whole:
+            return
+        senders, receivers = ({getattr(x, end) for x in result.slow} for end in ("source", "target"))
+        out = len(senders) <= len(receivers)
+        ranks = tuple(sorted(senders if out else receivers))
+        who, links = named("rank", ranks), ", ".join(_told(x) for x in result.slow[:6])
+        others = [x for x in result.links if x not in result.slow]
+        remedy = f"look at the network of the host of {who}: negotiated speed, cable, errors of the port, other traffic"
+        yield Finding(
+            rule=self.id,
+            severity=severity_of(cost / whole),
+            title=f"What {who} {'sends' if out else 'receives'} goes at {percent(result.slow[0].bytes_per_s / usual)} of the rate "
+            "of the other links",
+            ranks=ranks,
+            steps=(),
+            seconds_per_step=cost / 1e9,
+            evidence=(
+                Evidence(f"Sent by TCP's own counters, while there was something to send: {links}."),
+                Evidence(f"The other {counted(len(others), 'link')}: {', '.join(_told(x) for x in others[:6])}."),
+                Evidence(
+                    f"{time(max(longer))} per step is what {size(round(result.slow[0].bytes_per_step))} take longer than at "
+                    f"{_rate(usual)}, the others' rate. Round trips are in all of these rates: the link itself differs more."
+                ),
+            ),
+            why=f"a collective lasts as long on all its ranks; the counters of their connections tell that {who} "
+            f"{'sends' if out else 'receives'} at {_rate(result.slow[0].bytes_per_s)}, the others at {_rate(usual)}",
+            next=remedy,
+            apply=remedy,
+            verify="measure again: the rates of the links should be alike, and exposed communication shorter",
+            share=cost / whole,
+        )
+
+
+def _told(link: Link) -> str:
+    return f"rank {link.source} to rank {link.target} {_rate(link.bytes_per_s)}"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{8 * bytes_per_s / 1e6:,.0f} Mbit/s"

@@ -1,0 +1,92 @@
+"""Counters of the process's own connections: what was sent, whom to, and nothing touched."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import sys
+import threading
+
+import pytest
+
+from dtprof.protocols import Context
+from dtprof_collectors.sockets import LEAST_BYTES, SocketsCollector, connections
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's counters")
+
+
+@pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
+def pair(request):
+    """Two ends of a connection over which twice LEAST_BYTES went one way."""
+    home = "127.0.0.1" if request.param == socket.AF_INET else "::1"
+    try:
+        server = socket.create_server((home, 0), family=request.param)
+    except OSError:
+        pytest.skip("no such address here")
+    with server, socket.create_connection(server.getsockname()[:2]) as client:
+        other, _ = server.accept()
+        with other:
+            data = bytes(2 * LEAST_BYTES)
+            sender = threading.Thread(target=client.sendall, args=(data,))
+            sender.start()
+            left = len(data)
+            while left:
+                left -= len(other.recv(1 << 16))
+            sender.join()
+            yield client, other
+
+
+def named(end):
+    return f"{end[0]}:{end[1]}"
+
+
+def context(folder):
+    return Context(rank=0, world_size=1, folder=folder, capture=(-1, -1), options={})
+
+
+def test_a_connection_is_told_with_both_ends_and_its_bytes(pair):
+    client, other = pair
+    found = [c for c in connections(ctypes.CDLL(None, use_errno=True)) if c["local"] == named(client.getsockname())]
+    assert [c["peer"] for c in found] == [named(client.getpeername())] == [named(other.getsockname())]
+    assert found[0]["sent"] == pytest.approx(2 * LEAST_BYTES, abs=1)  # Linux counts the opening of a connection as a byte
+    assert found[0]["busy_us"] >= found[0]["unread_us"] >= 0
+    # what the other end sent is too little to be told
+    assert named(other.getsockname()) not in {c["local"] for c in connections(ctypes.CDLL(None, use_errno=True))}
+
+
+def test_a_socket_keeps_its_mode_whatever_the_default_is(pair, monkeypatch):
+    client, _ = pair
+    client.setblocking(True)
+    monkeypatch.setattr(socket, "getdefaulttimeout", lambda: 5.0)
+    socket.setdefaulttimeout(5.0)
+    try:
+        list(connections(ctypes.CDLL(None, use_errno=True)))
+    finally:
+        socket.setdefaulttimeout(None)
+    assert client.getblocking()
+
+
+def test_the_collector_keeps_the_last_reading_when_connections_are_gone(pair, tmp_path, monkeypatch):
+    client, other = pair
+    made, where = SocketsCollector(), context(tmp_path)
+    monkeypatch.setenv("GROUP_RANK", "3")
+    made.start(where)
+    made.on_step(0)
+    assert "connections" not in where.status.facts  # too early for a reading
+    made._next = 0.0
+    made.on_step(1)
+    told = where.status.facts["connections"]
+    client.close()
+    other.close()
+    made.stop()
+    assert where.status.facts["connections"] == told
+    assert where.status.facts["node"] == "3"
+
+
+def test_where_there_are_no_counters_it_is_idle(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    made, where = SocketsCollector(), context(tmp_path)
+    made.start(where)
+    made.stop()
+    assert where.status.idle
+    assert where.status.facts == {}
