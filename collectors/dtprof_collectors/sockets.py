@@ -5,9 +5,9 @@ A collective lasts as long on all its ranks, whoever's link is slow; the counter
 Raw files
     none: facts in part.json, read by the analysis ``links``
 Facts in part.json: ``node``, torchrun's number of the node; ``connections``, the largest of them, each with ``local`` and
-``peer`` (address:port), ``sent`` (bytes that the peer has acknowledged), ``busy_us`` (time in which something was on its way or waiting to leave, microseconds) and
-``unread_us`` (what of it the peer's full receive buffer is to blame for): tcp_info of linux/tcp.h, there tcpi_bytes_acked,
-tcpi_busy_time and tcpi_rwnd_limited. They are read every few seconds and at the end, and nothing is sent.
+``peer`` (address:port), ``sent`` (bytes that the peer has acknowledged), ``busy_us`` (time in which something was on its way
+or waiting to leave, microseconds) and ``unread_us`` (what of it the peer's full receive buffer is to blame for): tcp_info of
+linux/tcp.h, there tcpi_bytes_acked, tcpi_busy_time and tcpi_rwnd_limited. Read every few seconds and at the end.
 """
 
 from __future__ import annotations

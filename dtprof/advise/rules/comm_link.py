@@ -36,14 +36,14 @@ class SlowLink:
         senders, receivers = ({getattr(x, end) for x in result.slow} for end in ("source", "target"))
         out = len(senders) <= len(receivers)
         ranks = tuple(sorted(senders if out else receivers))
+        verb = "sends" if out else "receives"
         who, links = named("rank", ranks), ", ".join(_told(x) for x in result.slow[:6])
         others = [x for x in result.links if x not in result.slow]
         remedy = f"look at the network of the host of {who}: negotiated speed, cable, errors of the port, other traffic"
         yield Finding(
             rule=self.id,
             severity=severity_of(cost / whole),
-            title=f"What {who} {'sends' if out else 'receives'} goes at {percent(result.slow[0].bytes_per_s / usual)} of the rate "
-            "of the other links",
+            title=f"What {who} {verb} goes at {percent(result.slow[0].bytes_per_s / usual)} of the rate of the other links",
             ranks=ranks,
             steps=(),
             seconds_per_step=cost / 1e9,
@@ -56,7 +56,7 @@ class SlowLink:
                 ),
             ),
             why=f"a collective lasts as long on all its ranks; the counters of their connections tell that {who} "
-            f"{'sends' if out else 'receives'} at {_rate(result.slow[0].bytes_per_s)}, the others at {_rate(usual)}",
+            f"{verb} at {_rate(result.slow[0].bytes_per_s)}, the others at {_rate(usual)}",
             next=remedy,
             apply=remedy,
             verify="measure again: the rates of the links should be alike, and exposed communication shorter",
