@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from dtprof.cli import plan_search
+
 
 class PlanCommand:
     """The verb ``plan``."""
@@ -23,9 +25,11 @@ class PlanCommand:
         predict.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="one JSON document on stdout")
         predict.add_argument("--catalogue", action="store_true", help="use nothing that was measured on newer GPUs than A100")
 
+        plan_search.configure(verbs)
+
     def run(self, args: argparse.Namespace) -> int:
         """Do what was asked for."""
-        return _predict(args)
+        return _predict(args) if args.what == "predict" else plan_search.run(args)
 
 
 def _predict(args: argparse.Namespace) -> int:

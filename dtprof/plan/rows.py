@@ -22,6 +22,7 @@ READ = (
 _PORTS = ((100, 400.0), (90, 400.0), (80, 200.0), (0, 50.0))
 _RACK, _RACK_PORTS = 72, 3600.0
 _NODE = 8
+_HOPPER = 90
 # GPT-2's vocabulary, BERT's
 _VOCABULARY, _BERT_VOCABULARY = 50257, 30522
 # constraints worth a word where a row breaks them: it ran all the same
@@ -59,6 +60,13 @@ def parse(row: Mapping[str, str]) -> Row:
     layout = reader.layout(model, cluster, ran)
     convention = row_words.convention_of(reader["source"], reader["recompute"])
     return Row(model, cluster, layout, ran, convention, tuple(reader.assumed))
+
+
+def ports_of(gpu: Gpu) -> float:
+    """GB/s per direction of all ports of a node with such GPUs, as their makers' own machines have them."""
+    if gpu.name.startswith("GB"):
+        return _RACK_PORTS
+    return next(rate for least, rate in _PORTS if (gpu.capability or _HOPPER) >= least)
 
 
 class _Reader:
@@ -122,11 +130,10 @@ class _Reader:
             for key in ("dp", "tp", "pp", "cp"):
                 product *= self.whole(key) or 1
             gpus = product
-        rack = gpu.name.startswith("GB")
-        node = min(gpus, _RACK if rack else _NODE)
+        node = min(gpus, _RACK if gpu.name.startswith("GB") else _NODE)
         ports = node_gb_s(self["inter_bw"], node)
         if ports is None:
-            ports = _RACK_PORTS if rack else next(rate for least, rate in _PORTS if (gpu.capability or 90) >= least)
+            ports = ports_of(gpu)
             if gpus > node:
                 self.assumed.append(f"{ports:.0f} GB/s out of a node")
         fast = gpu.fast.gb_s if gpu.fast else PCIE_X16_GB_S[gpu.pcie]
