@@ -76,7 +76,7 @@ def _collections(run: Run) -> Collections | None:
     spent: dict[int, dict[int, float]] = {}
     lengths: dict[int, int] = {}
     for part in run.parts:
-        steps, told = usable(run, part.ordinal), metric(run, part.ordinal, "gc_time")
+        steps, told = usable(run, part.ordinal), metric(run, part.ordinal, "gc_time") | _inside(run, part.ordinal)
         mine = {step: told[step] for step in steps if step in told}
         if part.rank is not None and mine:
             spent.setdefault(part.rank, {}).update(mine)
@@ -88,6 +88,16 @@ def _collections(run: Run) -> Collections | None:
     # readings of several ranks that share no step are compared by their means
     joint = float(np.mean([max(of[step] for of in spent.values()) for step in common])) if common else max(per_rank.values())
     return Collections(per_rank, joint, float(np.mean(list(lengths.values()))), tuple(sorted(lengths)))
+
+
+def _inside(run: Run, part: int) -> dict[int, float]:
+    """Step -> ns of the recorded pauses that began in it: those between two steps stopped dtprof, not the job."""
+    samples, steps = run.table("samples", part), run.table("steps", part)
+    pauses = samples.is_("metric", "gc_pause")
+    begins, lasts = samples["ts"][pauses], samples["value"][pauses]
+    columns = (steps["step"].tolist(), steps["host_ts"].tolist(), steps["host_dur"].tolist())
+    found = {step: float(lasts[(begins >= ts) & (begins < ts + dur)].sum()) for step, ts, dur in zip(*columns, strict=True)}
+    return found if len(begins) else {}
 
 
 def _stalls(study: Lens, why: dict[str, str]) -> tuple[Stall, ...]:

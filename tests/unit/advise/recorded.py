@@ -13,8 +13,10 @@ START = 1_700_000_000_000_000_000
 
 
 def write(folder, *, ranks=2, steps=40, step_ms=100.0, kind=None, phases=None, length=None, metrics=None, host=None, nvml=None,
-          facts=None, knobs=None, mesh=None, samples=8, start_up_ms=0.0, first=0, attempt=0, at_ms=0.0):  # fmt: skip
-    """Write the parts of one attempt and return when it ended, ms. Callables get (rank, step); facts and nvml get the rank."""
+          facts=None, knobs=None, mesh=None, samples=8, start_up_ms=0.0, first=0, attempt=0, at_ms=0.0,
+          pauses=()):  # fmt: skip
+    """Write the parts of one attempt and return when it ended, ms. Callables get (rank, step); facts and nvml get the rank;
+    pauses are (start, length) of garbage collections, ms."""
     folder.mkdir(parents=True, exist_ok=True)
     world, ends = ranks, at_ms
     for rank in range(ranks):
@@ -41,7 +43,9 @@ def write(folder, *, ranks=2, steps=40, step_ms=100.0, kind=None, phases=None, l
         if host:
             zero = dict.fromkeys(("process_cpu_ns", "thread_cpu_ns", "voluntary", "involuntary", "major_faults", "gc_count"), 0)
             jsonl(part / "host.jsonl", [
-                {"step": s, "ts": START, **zero, "gc_ns": round(host(rank, s) * MS)} for s in range(first, steps)
+                {"step": s, "ts": START, **zero, "gc_ns": round(host(rank, s) * MS),
+                 "pauses": [[START + round(at * MS), round(ms * MS), 2] for at, ms in pauses if s == first]}
+                for s in range(first, steps)
             ])  # fmt: skip
         if nvml:
             jsonl(part / "nvml.jsonl", [

@@ -32,6 +32,13 @@ class TestGarbageCollection:
         write(tmp_path, host=lambda rank, step: ms)
         assert "host.gc" not in by_rule(tmp_path)
 
+    def test_collections_between_steps_stop_nobody(self, tmp_path):
+        """What dtprof itself sets off at the end of a step is no part of the job's steps."""
+        write(tmp_path, host=lambda rank, step: 20.0, pauses=[(-30.0 * k, 20.0) for k in range(1, 41)])
+        assert "host.gc" not in by_rule(tmp_path)
+        write(tmp_path / "inside", host=lambda rank, step: 20.0, pauses=[(100.0 * k + 1, 20.0) for k in range(40)])
+        assert by_rule(tmp_path / "inside")["host.gc"].seconds_per_step == pytest.approx(0.020)
+
     def test_warm_up_does_not_count(self, tmp_path):
         write(tmp_path, host=lambda rank, step: 1000.0 * (step == 0))
         assert "host.gc" not in by_rule(tmp_path)
