@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.analyse.links import LinksResult, hosts_of_ranks
 from dtprof.analyse.results import Operation
 from dtprof.numbers import bandwidth, counted, size
 from dtprof.report.charts.matrix import Cell, log_level
@@ -107,7 +108,7 @@ def group_rows(run: Run, operations: list[Operation], steps: int, drawn: list[in
             by_group[operation.group].append(operation)
     sums = {group: {r: sum(o.bytes or 0 for o in mine if r in o.dur_ns) for r in drawn} for group, mine in by_group.items()}
     top = max((v for row in sums.values() for v in row.values()), default=0) / steps
-    hosts = {p.rank: p.host for p in run.parts}
+    hosts = hosts_of_ranks(run)
     axes = {tuple(g["ranks"]): g["axis"] for g in run.manifest.groups if g.get("ranks") and g.get("axis")}
     rows = []
     for group in sorted(by_group, key=lambda g: -sum(sums[g].values())):
@@ -127,6 +128,24 @@ def group_rows(run: Run, operations: list[Operation], steps: int, drawn: list[in
         ]  # fmt: skip
         rows.append((name, cells))
     return rows
+
+
+def link_rows(found: LinksResult, drawn: list[int]) -> list[tuple[str, list[Cell]]]:
+    """A row for each sending rank, a cell for each receiver on another host: GB/s, the slow ones bold."""
+    held = {(link.source, link.target): link for link in found.links}
+    top = max((link.bytes_per_s for link in found.links), default=0.0)
+    slow = {(link.source, link.target) for link in found.slow}
+
+    def cell(src: int, dst: int) -> Cell:
+        link = held.get((src, dst))
+        who = f"rank {src} to rank {dst}"
+        if link is None:
+            return Cell(None, "", f"{who} · no connection between hosts was measured")
+        told = f"{who} · {bandwidth(link.bytes_per_s / 1e9)}, {size(round(link.bytes_per_step))} per step"
+        told += f" · slow: the others {bandwidth(found.usual_bytes_per_s / 1e9)}" if (src, dst) in slow else ""
+        return Cell(link.bytes_per_s / top if top else 0.01, bandwidth(link.bytes_per_s / 1e9), told, (src, dst) in slow)
+
+    return [(f"from rank {src}", [cell(src, dst) for dst in drawn]) for src in drawn]
 
 
 def counters(run: Run) -> list[list[str]]:

@@ -102,11 +102,18 @@ class Opened:
         return self.study.result(name)
 
 
-@st.cache_resource(max_entries=KEPT, show_spinner="Reading the run …")
-def opened(path: Path, stamp: Watermark) -> Opened:
+@st.cache_resource(max_entries=KEPT, show_spinner=False)
+def read(path: Path, stamp: Watermark) -> Opened:
     """The run at ``path`` as it was at that watermark. Raises DtprofError where it cannot be opened."""
     study = study_of(open_run(path))
     return Opened(study, gather(study))
+
+
+def opened(path: Path, stamp: Watermark) -> Opened:
+    """The same for a page, which says meanwhile what it waits for."""
+    with st.spinner("Reading the run …"):
+        found: Opened = read(path, stamp)
+    return found
 
 
 @st.cache_resource(max_entries=200, show_spinner="Predicting …")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from html import escape
 
 from dtprof.advise.rules.comm_bandwidth import LEAST_BYTES, Reached
+from dtprof.analyse.links import LinksResult
 from dtprof.analyse.results import Operation
 from dtprof.numbers import NOT_KNOWN, Scale, count, counted, fixed, percent, size, time
 from dtprof.report.budget import MANY
@@ -16,7 +17,7 @@ from dtprof.report.html import ENDS_TOGETHER, STRIPED, UNSPLIT
 from dtprof.report.html_tables import operations_table
 from dtprof.report.operations import group_words, op_words, select, wait_sum
 from dtprof_dashboards import show
-from dtprof_dashboards.links import counters, group_rows, pair_rows, pairs
+from dtprof_dashboards.links import counters, group_rows, link_rows, pair_rows, pairs
 from dtprof_dashboards.view import Page, View
 
 FEW_POINTS, MOST_GROUPS = 6, 24
@@ -168,11 +169,22 @@ def _links(view: View, operations: list[Operation], step: int | None) -> None:
         heads = [f"rank {rank}" if i == 0 else str(rank) for i, rank in enumerate(drawn)]
         figure = matrix_figure(groups, heads, "comm_transfer_ns", show.FULL, "Bytes by group and member")
         show.section(title, escape(sub), show.figure(figure))
+    measured: LinksResult = view.opened.result("links")
+    if measured.links:
+        sub = (
+            "What TCP sent from host to host while it had something to send, by sender and receiver; bold: slow beside the "
+            "others. Bytes per step are in the title of a cell."
+        )
+        heads = [f"to rank {rank}" if i == 0 else str(rank) for i, rank in enumerate(drawn)]
+        figure = matrix_figure(
+            link_rows(measured, drawn), heads, "comm_transfer_ns", show.FULL, "Bandwidth of links between hosts"
+        )
+        show.section("Links between hosts", escape(sub), show.figure(figure))
     read = counters(run)
     if read:
         sub = "Read by NVML once a second: all links of a device together."
         show.section("What the links carried", sub, show.table(["", "counter", "mean", "most"], read, {2, 3}))
-    if not found and not groups:
+    if not found and not groups and not measured.links:
         show.nothing(title, "The sizes of operations were not recorded, or no operation belongs to a known group.")
 
 

@@ -5,9 +5,10 @@ import pytest
 
 pytest.importorskip("streamlit", reason="make setup installs the extra dashboard")
 
+from dtprof.analyse.links import Link, LinksResult
 from dtprof.run import Manifest, MemoryStore, Part, Run
 from dtprof.table import Table
-from dtprof_dashboards.links import Pair, counters, pairs
+from dtprof_dashboards.links import Pair, counters, link_rows, pairs
 
 US = 1000
 
@@ -73,3 +74,12 @@ def test_counters_of_links():
     assert [[c.replace("\u00a0", " ") for c in row] for row in counters(job([], counted=read))] == [
         ["rank 1", "nvlink_tx", "2.00 GB/s", "3.00 GB/s"]
     ]
+
+
+def test_a_slow_link_is_bold_and_says_what_the_others_reach():
+    slow, usual = Link(2, 0, 1e6, 1e7), Link(0, 2, 1e6, 1e8)
+    rows = link_rows(LinksResult((slow, usual), (slow,), 1e8, ""), [0, 2])
+    assert [name for name, _ in rows] == ["from rank 0", "from rank 2"]
+    (none, fast), (low, _) = (cells for _, cells in rows)
+    assert none.level is None and (fast.level, fast.bold) == (1.0, False) and low.level == 0.1 and low.bold
+    assert low.title.replace("\u00a0", " ").endswith("slow: the others 0.10 GB/s")
