@@ -18,25 +18,26 @@ class Constants:
     software, ``flash`` of FlashAttention by the whole square of scores. Traffic: ``operands``, that of a product's three
     matrices, once each, beside its FLOPs; ``scores``, bytes for each score of attention that writes them, forward and backward
     pass; ``logits``, ``logits_parallel``, bytes for each logit of torch's and of Megatron's loss. Time: ``launch_ms``, the
-    least that a layer's passes take when kernels are launched one by one, ms; ``tp``, tensor-parallel communication over
-    that of the same operation alone; ``recompute``, a recomputed forward pass over a first one. ``network``: share of the line
-    that a network reaches. ``hopper_products``, ``hopper_flash``: the shares on Hopper over those on Ampere.
+    least that a layer's passes take when kernels are launched one by one, ms; ``arrival_us``, what each sum of tensor
+    parallelism takes beyond the operation alone, until all ranks are there, us; ``recompute``, a recomputed forward pass over
+    a first one. ``network``: share of the line that a network reaches. ``hopper_products``, ``hopper_flash``: the shares on
+    Hopper over those on Ampere.
     """
 
-    products_2021: float = 0.887
-    products_2023: float = 0.833
-    products_internevo: float = 0.7801
-    flash: float = 0.7064
-    operands: float = 1.266
-    scores: float = 48.39
-    logits: float = 32.26
-    logits_parallel: float = 113.0
-    launch_ms: float = 3.117
-    tp: float = 1.18
-    recompute: float = 0.765
-    network: float = 0.9779
-    hopper_products: float = 0.8209
-    hopper_flash: float = 0.6331
+    products_2021: float = 0.8396
+    products_2023: float = 0.8333
+    products_internevo: float = 0.7783
+    flash: float = 0.7069
+    operands: float = 1.253
+    scores: float = 43.84
+    logits: float = 32.73
+    logits_parallel: float = 115.3
+    launch_ms: float = 3.058
+    arrival_us: float = 31.48
+    recompute: float = 0.772
+    network: float = 0.9692
+    hopper_products: float = 0.8199
+    hopper_flash: float = 0.6326
 
 
 NAMES: Final = tuple(field.name for field in fields(Constants))

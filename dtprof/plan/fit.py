@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 _DELTA = 0.06
 # of the finite differences, in the logarithm of a constant; most of one step
 _STEP, _FARTHEST = 1e-4, 0.5
-_ROUNDS, _ENOUGH = 40, 1e-7
+_ROUNDS, _ENOUGH = 40, 1e-5
 
 
 @dataclass(frozen=True)

@@ -162,9 +162,9 @@ def preset(name: str) -> Model:
 
 def find(name: str) -> Model | None:
     """The model that a table or a user calls so: case, separators and remarks in brackets do not count."""
-    plain = _plain(name)
     by_name = {_plain(known): model for known, model in MODELS.items()}
-    for one in (plain, plain.replace("meta", "").replace("hf", "")):
+    # as an organisation's model
+    for one in (_plain(name), _plain(name.split("/")[-1])):
         if one in by_name or one in _ALIASES:
             return by_name.get(one) or MODELS[_ALIASES[one]]
     return None

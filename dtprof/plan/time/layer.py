@@ -183,9 +183,10 @@ def _wires(setting: Setting, layout: Layout, experts: bool, attention: float) ->
     passes = 3 if layout.recompute == "full" else 2
     # an all-reduce after attention, one after the feed-forward part; with sequence parallelism its two halves
     sums = 1 if experts and moe is not None and not moe.shared else 2
-    alone = wires.time("all_reduce", size, group(layout.tp, 1, node))
-    tp = passes * sums * setting.constants.tp * alone
-    tp *= 1 - setting.software.tp_hidden * (1 - CONTENTION)
+    tp = 0.0
+    if layout.tp > 1:
+        each = wires.time("all_reduce", size, group(layout.tp, 1, node)) + setting.constants.arrival_us * 1e-6
+        tp = passes * sums * each * (1 - setting.software.tp_hidden * (1 - CONTENTION))
     cp = 0.0
     if layout.cp > 1:
         keys = 2.0 * 2 * max(model.kv_heads / layout.tp, 1) * model.head_dim * tokens(layout) * layout.cp

@@ -1,0 +1,250 @@
+"""The time model against what follows from its parts by hand, and against a simulated pipeline."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dtprof.model.pipeline.observe import SeenPipeline
+from dtprof.model.pipeline.predict import Plan, simulate
+from dtprof.model.pipeline.schedules import order
+from dtprof.plan.constants import CONTENTION, NAMES, Constants
+from dtprof.plan.machines import gpu_called
+from dtprof.plan.presets import preset
+from dtprof.plan.rates import rates_of
+from dtprof.plan.software import SOFTWARE, software
+from dtprof.plan.spec import Cluster, Layout
+from dtprof.plan.time import pipeline
+from dtprof.plan.time.kernels import device
+from dtprof.plan.time.step import Estimator
+from dtprof.plan.time.wires import Wires, group
+
+A100 = Cluster(gpu_called("A100 80GB"), 64, 8, 80 * 10**9, 300.0, 200.0)
+H100 = Cluster(gpu_called("H100"), 64, 8, 80 * 10**9, 450.0, 400.0)
+LLAMA = preset("Llama 2 7B")
+FSDP = Layout(dp=64, micro_batch=2, global_batch=128, seq=4096, zero=3, gradient_dtype="bf16")
+PARALLEL = Layout(dp=2, tp=8, pp=4, micro_batch=1, global_batch=32, seq=4096)
+
+
+def step(layout=FSDP, cluster=A100, ran="fsdp-2023", model=LLAMA, constants=None):
+    return Estimator(model, cluster, software(ran), constants or Constants()).step(layout)
+
+
+def test_no_more_than_fifteen_constants_are_fitted():
+    assert len(NAMES) <= 15
+
+
+def test_a_large_product_takes_its_flops_and_its_traffic():
+    found = device(A100, "bf16", software("fsdp-2023"), Constants())
+    rate = 271.2e12 * Constants().products_2023
+    size = 8192
+    traffic = 2 * 3 * size * size * Constants().operands / 2039e9
+    assert found.product(size, size, size) == pytest.approx(2 * size**3 / rate + traffic)
+
+
+def test_ceilings_are_measured_ones_where_somebody_measured():
+    assert rates_of(gpu_called("H100"), "fp8").matmul == 1402.6e12
+    v100 = rates_of(gpu_called("V100"), "fp16")
+    assert not v100.measured
+    assert v100.matmul == pytest.approx(0.8 * 125e12)
+
+
+def test_a_step_is_close_to_its_flops_at_the_rate_reached():
+    # 6 N T / n over the share of the ceiling, attention and traffic on top
+    flops = 6 * 6.61e9 * FSDP.tokens / 64
+    ideal = flops / (271.2e12 * Constants().products_2023)
+    assert 1.05 * ideal < step().seconds < 1.6 * ideal
+
+
+def test_the_parts_of_a_step_sum_to_it():
+    found = step(PARALLEL, ran="megatron-2021")
+    whole = found.busy.total + found.bubble + found.messages + found.sync + found.optimizer
+    assert found.seconds == pytest.approx(whole)
+    assert found.busy.compute == pytest.approx(found.busy.total - found.busy.tp)
+
+
+def test_recomputation_costs_the_fitted_share_of_a_forward_pass():
+    plain, full = step(), step(replace(FSDP, recompute="full"))
+    assert full.busy.recompute > 0 == plain.busy.recompute
+    # a third of products, two sevenths of attention, 1 / 2.8 of elementwise work; logits are computed once
+    parts = plain.busy
+    assert 0.27 < full.busy.recompute / Constants().recompute / (parts.products + parts.attention + parts.elementwise) < 1 / 3
+    assert full.busy.products == parts.products
+
+
+def test_attention_that_writes_scores_grows_with_the_square_and_is_slower():
+    flash, written = step(), step(replace(FSDP, attention="unfused"))
+    assert written.busy.attention > flash.busy.attention
+    long = step(replace(FSDP, seq=8192))
+    assert long.busy.attention == pytest.approx(4 * flash.busy.attention)
+
+
+def test_an_encoder_pays_for_the_whole_square():
+    model = replace(LLAMA, causal=False)
+    assert step(model=model).busy.attention == pytest.approx(2 * step().busy.attention)
+
+
+def test_small_layers_wait_for_launches_unless_graphs_launch_them():
+    tiny = preset("GPT-3 125M")
+    layout = replace(FSDP, micro_batch=1, global_batch=64, seq=512)
+    eager, graphs = step(layout, model=tiny), step(layout, model=tiny, ran="megatron-core")
+    assert eager.busy.launch > 0.5 * eager.busy.compute
+    assert graphs.busy.launch == 0
+    assert step(replace(layout, micro_batch=64, global_batch=4096), model=tiny).busy.launch < 0.1 * eager.busy.launch
+
+
+def test_tensor_parallelism_divides_work_and_adds_communication():
+    one = step(Layout(dp=8, micro_batch=1, global_batch=8, seq=4096), replace(A100, gpus=8), "megatron-2021")
+    two = step(Layout(dp=4, tp=2, micro_batch=1, global_batch=4, seq=4096), replace(A100, gpus=8), "megatron-2021")
+    assert two.busy.products < 0.55 * one.busy.products
+    assert one.busy.tp == 0 < two.busy.tp
+
+
+def test_tensor_parallelism_over_nodes_is_dearer_than_inside_one():
+    inside = step(PARALLEL, ran="megatron-2021")
+    across = step(replace(PARALLEL, tp=16, dp=1, global_batch=16), ran="megatron-2021")
+    assert across.busy.tp > 1.2 * inside.busy.tp
+
+
+def test_hidden_communication_still_costs_its_contention():
+    ran = software("megatron-core")
+    shown = replace(ran, tp_hidden=0.0)
+    inside = [Estimator(LLAMA, H100, one, Constants()).step(PARALLEL).busy.tp for one in (ran, shown)]
+    assert inside[0] / inside[1] == pytest.approx(1 - ran.tp_hidden * (1 - CONTENTION))
+
+
+def test_ports_of_a_node_are_shared_by_its_groups():
+    wires = Wires(A100, 1.0)
+    alone, eighth = wires.per_rank(group(64, 1, 8)), wires.per_rank(group(8, 8, 8))
+    assert alone == pytest.approx(200e9)
+    assert eighth == pytest.approx(alone / 8)
+
+
+def test_out_of_a_pod_there_is_less():
+    narrow = replace(A100, pod_gpus=32, pod_share=0.25)
+    assert Wires(narrow, 1.0).per_rank(group(64, 1, 8)) == pytest.approx(50e9)
+    assert Wires(narrow, 1.0).per_rank(group(32, 1, 8)) == pytest.approx(200e9)
+
+
+def test_a_ring_over_nodes_takes_longer_with_more_ranks_and_one_rank_takes_nothing():
+    wires = Wires(A100, 0.9)
+    times = [wires.time("all_reduce", 1e6, group(ranks, 1, 8)) for ranks in (1, 8, 16, 64)]
+    assert times[0] == 0
+    assert times == sorted(times)
+    # large ones: 2 (n - 1) / n S over the share of the line
+    large = wires.time("all_reduce", 1e10, group(64, 1, 8))
+    assert large == pytest.approx(2 * 63 / 64 * 1e10 / (0.9 * 200e9), rel=0.02)
+
+
+def test_how_many_of_a_group_share_a_node():
+    assert (group(16, 1, 8).near, group(16, 1, 8).nodes) == (8, 2)
+    assert (group(8, 4, 8).near, group(8, 4, 8).nodes) == (2, 4)
+    assert (group(8, 8, 8).near, group(8, 8, 8).nodes) == (1, 8)
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 12])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stages", [[3.0] * 4, [3.0, 3.0, 3.0, 5.0], [1.0, 6.0, 2.0, 3.0], [4.0, 3.0, 3.0, 5.0]])
+def test_a_pipeline_with_unequal_stages_takes_what_its_simulation_takes(stages, microbatches, schedule):
+    slowest, rest = pipeline.step(stages, microbatches, schedule)
+    assert slowest == microbatches * max(stages)
+    assert slowest + rest == pytest.approx(simulated(stages, microbatches, schedule, 1))
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 16])
+@pytest.mark.parametrize("virtual", [2, 4])
+def test_virtual_stages_divide_the_bubble_as_in_a_simulation(microbatches, virtual):
+    stages = [3.0] * 4
+    total = sum(pipeline.step(stages, microbatches, "interleaved", virtual))
+    assert total == pytest.approx(simulated(stages, microbatches, "interleaved", virtual), rel=1e-9)
+
+
+def test_any_pipeline_is_close_to_its_simulation():
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        stages = rng.uniform(1, 3, rng.integers(2, 9)).tolist()
+        microbatches = int(rng.integers(len(stages), 40))
+        total = sum(pipeline.step(stages, microbatches, "1f1b"))
+        assert total == pytest.approx(simulated(stages, microbatches, "1f1b", 1), rel=0.06)
+
+
+def simulated(stages, microbatches, schedule, virtual):
+    """The same by the engine that replays measured pipelines: a third of a rank's time forward, two thirds backward."""
+    ranks = len(stages)
+    takes = {}
+    for rank, seconds in enumerate(stages):
+        for chunk in range(virtual):
+            takes["F", chunk * ranks + rank] = seconds / virtual / 3
+            takes["B", chunk * ranks + rank] = seconds / virtual * 2 / 3
+    plan = Plan(order(schedule, ranks, microbatches, virtual), ranks * virtual, takes)
+    return simulate(empty(), plan).step_ns
+
+
+def empty():
+    """A pipeline around which nothing happens."""
+    return SeenPipeline((), 0, 0, {}, 0.0, 0.0, 0.0, 0.0, {}, {}, 0.0, 0)
+
+
+def test_without_a_pipeline_there_is_no_bubble():
+    found = step()
+    assert (found.bubble, found.messages) == (0, 0)
+    assert step(PARALLEL, ran="megatron-2021").bubble > 0
+
+
+def test_a_zero_bubble_schedule_leaves_a_third():
+    plain, parted = step(PARALLEL), step(replace(PARALLEL, schedule="zero-bubble"))
+    assert parted.bubble == pytest.approx(plain.bubble / 3)
+
+
+def test_sharding_states_makes_the_optimizer_faster_and_gathering_slower():
+    plain, sharded = step(replace(FSDP, zero=0)), step(replace(FSDP, zero=1))
+    assert sharded.optimizer == pytest.approx(plain.optimizer / 64)
+    many = replace(FSDP, global_batch=1024)
+    assert step(replace(many, shard=8)).sync < step(many).sync
+
+
+def test_an_optimizer_on_the_host_waits_for_its_bus():
+    assert step(replace(FSDP, offload=("optimizer",))).optimizer > 10 * step().optimizer
+
+
+def test_experts_pay_for_the_tokens_they_exchange():
+    model = preset("Qwen3 30B-A3B")
+    layout = Layout(dp=64, micro_batch=1, global_batch=64, seq=4096, ep=8)
+    near, far = step(layout, H100, "megatron-core", model), step(replace(layout, ep=64), H100, "megatron-core", model)
+    assert 0 < near.busy.ep < far.busy.ep
+    dense = step(replace(layout, ep=1), H100, "megatron-core", model)
+    assert dense.busy.ep == 0
+
+
+def test_only_visited_experts_are_computed():
+    mixture = preset("Mixtral 8x7B")
+    dense = replace(mixture, moe=None)
+    layout = Layout(dp=64, micro_batch=1, global_batch=64, seq=4096)
+    found = [step(layout, H100, "fsdp2", one).busy.products for one in (mixture, dense)]
+    # two experts of the size of the dense part
+    assert 1.4 < found[0] / found[1] < 2.05
+
+
+def test_keys_and_values_go_round_beside_attention():
+    layout = replace(FSDP, dp=16, cp=4, seq=32768, global_batch=32, micro_batch=1)
+    found = step(layout, H100, "fsdp2")
+    assert 0 < found.busy.cp < found.busy.attention
+
+
+def test_latent_attention_has_its_own_matrices():
+    model = preset("DeepSeek-V2-Lite")
+    plain = replace(model, mla=None)
+    layout = Layout(dp=64, micro_batch=1, global_batch=64, seq=4096, tp=1)
+    assert step(layout, H100, "megatron-core", model).seconds != step(layout, H100, "megatron-core", plain).seconds
+
+
+def test_half_the_clock_doubles_products():
+    slow = replace(H100, clock=0.5)
+    products = [step(cluster=one, constants=Constants(operands=1e-9)).busy.products for one in (slow, H100)]
+    assert products[0] == pytest.approx(2 * products[1])
+
+
+@pytest.mark.parametrize("name", SOFTWARE)
+def test_every_software_gives_a_time_for_dense_and_mixed_models(name):
+    for model in (LLAMA, preset("Mixtral 8x7B"), preset("Moonlight 16B-A3B")):
+        assert 0 < step(ran=name, cluster=H100, model=model).seconds < 1000
