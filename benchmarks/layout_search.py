@@ -51,10 +51,8 @@ def main() -> int:
         sys.stdout.write(json.dumps({"rows": rows}, indent=1) + "\n")
         return 0
     for row in rows:
-        sys.stdout.write(
-            f"{row['model']} on {row['gpus']} GPUs, {row['software']}: {row['cpu_s']:.1f} s of CPU, {row['layouts']} layouts, best "
-            f"{row['best']}\n"
-        )
+        where = f"{row['model']} on {row['gpus']} GPUs, {row['software']}"
+        sys.stdout.write(f"{where}: {row['cpu_s']:.1f} s of CPU, {row['layouts']} layouts, best {row['best']}\n")
     return 0
 
 

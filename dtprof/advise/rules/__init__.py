@@ -23,6 +23,7 @@ from dtprof.advise.rules.hang import Mismatched, MissingRank
 from dtprof.advise.rules.host import LaunchBound
 from dtprof.advise.rules.host_waits import GarbageCollection, Synchronising
 from dtprof.advise.rules.input import InputStall, Pinning
+from dtprof.advise.rules.layout import Bubble, Faster, LessRecomputation, LowerStage, WideTensor
 from dtprof.advise.rules.memory import Creep, Fragmentation
 from dtprof.advise.rules.memory_options import Checkpointing, Offload, ZeroStage
 from dtprof.advise.rules.mfu import LowMfu
@@ -107,4 +108,9 @@ RULES: tuple[Rule, ...] = (
     SequenceParallel(),
     UnbalancedSplit(),
     RingOverlap(),
+    WideTensor(),
+    Bubble(),
+    LowerStage(),
+    LessRecomputation(),
+    Faster(),
 )

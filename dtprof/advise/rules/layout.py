@@ -7,6 +7,8 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from dtprof.advise.places import severity_of
+from dtprof.analyse.memory_room import Room
+from dtprof.analyse.results import AccountingResult
 from dtprof.findings import Evidence, Finding, Prediction
 from dtprof.model.pipeline.observe import observe
 from dtprof.numbers import counted, percent, seconds, size
@@ -92,7 +94,7 @@ def _faster(found: Choices, other: Candidate | None, least: float = LEAST_SAVING
     return other is not None and other.fit == "fits" and other.seconds < (1 - least) * found.now.seconds
 
 
-class TensorAcrossNodes(_Rule):
+class WideTensor(_Rule):
     """Tensor parallelism is wider than a node: its all-reduces go over the network."""
 
     id = "layout.tensor_across_nodes"
@@ -142,13 +144,16 @@ class Bubble(_Rule):
         )  # fmt: skip
 
 
-class ZeroStage(_Rule):
+class LowerStage(_Rule):
     """A lower stage of ZeRO fits too, and communicates less."""
 
     id = "layout.zero_stage"
 
     def findings(self, study: Lens, found: Choices) -> Iterator[Finding]:
-        """Tried are all lower stages; the fastest that fits is told."""
+        """Tried are all lower stages, the fastest that fits is told. Silent where states were measured: memory.zero_stage."""
+        room: Room = study.result("memory_room")
+        if room.fullest is not None and room.fullest.categories.get("parameter"):
+            return
         now = found.own.layout
         tried = [found.changed(zero=zero, shard=0) for zero in range(now.zero)]
         other = min(
@@ -171,7 +176,12 @@ class LessRecomputation(_Rule):
     id = "layout.recompute"
 
     def findings(self, study: Lens, found: Choices) -> Iterator[Finding]:
-        """Tried are the modes that recompute less; the fastest that fits is told."""
+        """Tried are the modes that recompute less; the fastest that fits is told. Silent where recomputation was measured:
+        memory.checkpointing looks at that.
+        """
+        accounting: AccountingResult = study.result("accounting")
+        if any(step.recompute_ns is not None for part in accounting.parts for step in part.steps):
+            return
         now = found.own.layout.recompute
         less: dict[Recompute, tuple[Recompute, ...]] = {"full": ("selective", "none"), "selective": ("none",), "none": ()}
         tried = [found.changed(recompute=mode) for mode in less[now]]

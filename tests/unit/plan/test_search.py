@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
@@ -18,7 +19,7 @@ from dtprof.plan.search.found import Candidate, pareto
 from dtprof.plan.search.space import Space
 from dtprof.plan.search.spec import read
 from dtprof.plan.software import software
-from dtprof.plan.spec import Cluster, Layout, Model, Moe, check
+from dtprof.plan.spec import Cluster, Layout, Model, Moe, Recompute, check
 from dtprof.plan.time.step import Estimator
 
 GPU = gpu_of("NVIDIA H100 80GB HBM3")
@@ -32,9 +33,9 @@ def cluster(gpus: int, gigabytes: float = 80) -> Cluster:
     return Cluster(GPU, gpus, min(gpus, 8), int(gigabytes * 1e9), 450, 400)
 
 
-def wanted(model: Model = SMALL, gpus: int = 8, gigabytes: float = 80, **more: object) -> Wanted:
-    known = {"seq": 4096, "global_batch": 24, **more}
-    return Wanted(model, cluster(gpus, gigabytes), software("fsdp2"), **known)  # type: ignore[arg-type]
+def wanted(model: Model = SMALL, gpus: int = 8, gigabytes: float = 80, **more: Any) -> Wanted:
+    known: dict[str, Any] = {"seq": 4096, "global_batch": 24, **more}
+    return Wanted(model, cluster(gpus, gigabytes), software("fsdp2"), **known)
 
 
 def clock_of(one: Wanted):  # type: ignore[no-untyped-def]
@@ -76,7 +77,7 @@ def test_the_best_is_the_fastest_of_all_that_fit() -> None:
     best = min(
         clock.step(layout).seconds
         for plain in brute_force(one)
-        for recompute, zero in product(("none", "selective", "full"), (0, 1, 2, 3))
+        for recompute, zero in product(get_args(Recompute), (0, 1, 2, 3))
         for layout in [replace(plain, recompute=recompute, zero=zero if plain.dp * plain.cp > 1 else 0)]
         if zero < 2 or plain.pp == 1
         if fits(peak_bytes(one.model, one.cluster, layout, one.software), one.cluster) == "fits"
@@ -156,7 +157,7 @@ def test_offloading_that_is_allowed_is_used_only_where_nothing_fits_without() ->
         ({"dp": (8,), "global_batch": 20}, "global_batch = 16"),
     ],
 )
-def test_numbers_that_do_not_divide_say_which_would(more: dict[str, object], message: str) -> None:
+def test_numbers_that_do_not_divide_say_which_would(more: dict[str, Any], message: str) -> None:
     result = found(wanted(**more))
     assert result.best is None
     assert any(message in text for text in result.mend)
@@ -265,3 +266,14 @@ def test_equal_candidates_prefer_less_memory() -> None:
     best = found(wanted()).best
     assert isinstance(best, Candidate)
     assert best.tokens_per_s == pytest.approx(24 * 4096 / best.seconds)
+
+
+def test_the_specification_in_the_documentation_is_read(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "planner.md").read_text()
+    first, module = re.findall(r"^```toml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[:2]
+    (tmp_path / "search.toml").write_text(first)
+    one = read(tmp_path / "search.toml").wanted
+    assert one is not None
+    assert (one.cluster.gpus, one.cluster.inter_gb_s, one.tp) == (1024, 400.0, (1, 2, 4, 8))
+    (tmp_path / "module.toml").write_text(module)
+    assert read(tmp_path / "module.toml").module == "train.py:build"
