@@ -39,13 +39,14 @@ def run(args: argparse.Namespace, spec: Spec) -> int:
         from dtprof.cli.plan_lines import memory_table
 
         words = {"fits": "fits", "tight": "fits only without the allowances", "no": "does not fit"}
-        print_lines(lambda width: [
-            f"{spec.module}: {count(found.parameters)} parameters, {size(found.memory.device)} on a rank at the peak of a step; "
-            f"it {words[fit]} on {spec.cluster.gpu.name} with {size(spec.cluster.memory_bytes)}",
+        needs = f"{size(found.memory.device)} on a rank at the peak of a step"
+        head = [
+            f"{spec.module}: {count(found.parameters)} parameters, {needs}; it {words[fit]} on {spec.cluster.gpu.name} with "
+            f"{size(spec.cluster.memory_bytes)}",
             "Measured with torch's memory trackers on tensors without contents; DDP's buckets are not in it.",
             "",
-            *memory_table(found.memory, width),
-        ])  # fmt: skip
+        ]
+        print_lines(lambda width: [*head, *memory_table(found.memory, width)])
     return 0 if fit != "no" else 1
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtprof.advise.rules.layout import Bubble, Faster, LessRecomputation, WideTensor, LowerStage
+from dtprof.advise.rules.layout import Bubble, Faster, LessRecomputation, LowerStage, WideTensor
 from dtprof.analyse import study_of
 from dtprof.errors import InputError
 from dtprof.plan.calibrated import calibration
