@@ -13,6 +13,7 @@ from dtprof_dashboards.pages import (
     overlap,
     overview,
     pipeline,
+    plan,
     ranks,
     timeline,
     whatif,
@@ -31,6 +32,7 @@ PAGES: tuple[Page, ...] = (
     kernels.PAGE,
     timeline.PAGE,
     whatif.PAGE,
+    plan.PAGE,
     compare.PAGE,
     hta.PAGE,
 )
