@@ -33,6 +33,8 @@ BUILT_IN = {
         "dtprof.cli.diff:DiffCommand",
         "what moved between two runs: category, rank, phase, layer, kernel class, operation",
     ),
+    "scaling": ("dtprof.cli.scaling:ScalingCommand", "the same job at several sizes: efficiency, and what ate the loss"),
+    "hta": ("dtprof.cli.hta:HtaCommand", "what Holistic Trace Analysis says of the same traces, as a second opinion"),
     "export": ("dtprof.cli.export:ExportCommand", "a run in other tools' formats: Chrome JSON, Perfetto, Nsight Systems, CSV"),
     "doctor": ("dtprof.cli.doctor:DoctorCommand", "what can be measured here, what is missing, and how to get it"),
     "plugins": ("dtprof.cli.plugins:PluginsCommand", "what is installed, from where, and what is broken"),

@@ -22,7 +22,7 @@ from dtprof.advise.rules.gpu import Ecc, NvLink, Throttling
 from dtprof.advise.rules.hang import Mismatched, MissingRank
 from dtprof.advise.rules.host import LaunchBound
 from dtprof.advise.rules.host_waits import GarbageCollection, Synchronising
-from dtprof.advise.rules.input import InputStall, Pinning
+from dtprof.advise.rules.input import InputStall, Pinning, Uneven
 from dtprof.advise.rules.layout import Bubble, Faster, LessRecomputation, LowerStage, WideTensor
 from dtprof.advise.rules.memory import Creep, Fragmentation
 from dtprof.advise.rules.memory_options import Checkpointing, Offload, ZeroStage
@@ -55,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     SlowLink(),
     InputStall(),
     Pinning(),
+    Uneven(),
     LaunchBound(),
     Synchronising(),
     GarbageCollection(),

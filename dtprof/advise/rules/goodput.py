@@ -128,7 +128,7 @@ class CheckpointInterval:
 class RestartCost:
     """Restarts, and the steps that they repeat, take a good part of the run."""
 
-    id = "checkpoint.restart_cost"
+    id = "training.restart"
 
     def find(self, study: Lens) -> Iterator[Finding]:
         """Needs a run of several attempts. The price is spread over the steps that were kept."""

@@ -12,7 +12,7 @@ from dtprof.analyse.covers import PartView
 from dtprof.analyse.input import InputResult
 from dtprof.analyse.results import AccountingResult
 from dtprof.findings import Evidence, Finding
-from dtprof.numbers import percent, size, time
+from dtprof.numbers import named, percent, size, time
 from dtprof.protocols import Lens
 
 _INPUT_SHARE = 0.05
@@ -133,4 +133,42 @@ class Pinning:
             share=copies.exposed_ns / whole,
             bound=True,
             edit=edit,
+        )
+
+
+class Uneven:
+    """Some ranks run out of data before the others."""
+
+    id = "input.uneven"
+
+    def find(self, study: Lens) -> Iterator[Finding]:
+        """Counts the steps of sessions that ended by themselves, in a run of one attempt; a rank that was killed is no case."""
+        run = study.run
+        if run.format != "dtprof" or len({p.attempt for p in run.parts}) != 1 or len(run.parts) != len(run.ranks):
+            return
+        if any(p.extra.get("ended_ns") is None for p in run.parts):
+            return
+        counts = {p.rank: len(run.table("steps", p.ordinal)) for p in run.parts if p.rank is not None}
+        most = max(counts.values(), default=0)
+        short = tuple(sorted(rank for rank, steps in counts.items() if steps < most))
+        if not short or len(counts) != (run.world_size or len(counts)):
+            return
+        missing, whole = sum(most - counts[r] for r in short), most * len(counts)
+        listed = ", ".join(f"rank {r} {counts[r]} steps" for r in short[:8])
+        yield Finding(
+            rule=self.id,
+            severity="medium" if missing >= _INPUT_SHARE * whole else "low",
+            title=f"{named('rank', short)[0].upper()}{named('rank', short)[1:]} ran out of data: {missing} of {whole} "
+            f"rank-steps "
+            "computed nothing",
+            ranks=short,
+            steps=(),
+            seconds_per_step=None,
+            evidence=(Evidence(f"{listed}; the others {most}."),),
+            why="the data is not divided evenly: with Join such a rank only takes part in the others' collectives, without "
+            "it the "
+            "others wait until a timeout ends the job",
+            next="divide evenly: DistributedSampler pads or drops (drop_last=True); for streams agree on a number of steps",
+            apply="DistributedSampler(dataset, drop_last=True), or a fixed number of steps per epoch",
+            verify="all ranks report as many steps",
         )

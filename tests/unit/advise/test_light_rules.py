@@ -158,20 +158,47 @@ class TestCheckpointInterval:
 class TestRestartCost:
     def test_what_dominates_is_said(self, tmp_path):
         restarted(tmp_path)
-        found = by_rule(tmp_path)["checkpoint.restart_cost"]
+        found = by_rule(tmp_path)["training.restart"]
         assert found.seconds_per_step == pytest.approx(2.2 / 300)
         assert "starting again" in found.why
         assert found.severity == "medium"
 
     def test_lost_steps_ask_for_more_saves(self, tmp_path):
         restarted(tmp_path, every=40, killed=78, restart_ms=500.0)
-        found = by_rule(tmp_path)["checkpoint.restart_cost"]
+        found = by_rule(tmp_path)["training.restart"]
         assert "no checkpoint had kept" in found.why
         assert found.seconds_per_step == pytest.approx((0.5 + 3.8) / 300)
 
     def test_a_short_restart_of_a_long_run_is_no_matter(self, tmp_path):
         restarted(tmp_path, steps=300, restart_ms=300.0)
-        assert "checkpoint.restart_cost" not in by_rule(tmp_path)
+        assert "training.restart" not in by_rule(tmp_path)
+
+
+class TestUneven:
+    @staticmethod
+    def ended(folder, fewer, **change):
+        """Rank 1 has ``fewer`` steps than rank 0."""
+        import json
+
+        write(folder, **change)
+        path = folder / "part00001" / "steps.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[: len(lines) - fewer]))
+        return json
+
+    def test_the_rank_without_data_is_named(self, tmp_path):
+        self.ended(tmp_path, 10)
+        found = by_rule(tmp_path)["input.uneven"]
+        assert (found.ranks, found.seconds_per_step, found.severity) == ((1,), None, "medium")
+        assert "10 of 80 rank-steps" in found.title
+
+    def test_a_rank_that_was_killed_is_no_case(self, tmp_path):
+        json = self.ended(tmp_path, 10)
+        path = tmp_path / "part00001" / "part.json"
+        described = json.loads(path.read_text())
+        described["extra"]["ended_ns"] = None
+        path.write_text(json.dumps(described))
+        assert "input.uneven" not in by_rule(tmp_path)
 
 
 def readings(clock=1700.0, count=20, **more):
