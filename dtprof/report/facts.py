@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.analyse.goodput import GoodputResult
 from dtprof.analyse.memory import MemoryResult
 from dtprof.analyse.results import AccountingResult, CommResult, KernelResult, PhaseResult, settled
 from dtprof.findings import Finding, Verdict
@@ -42,6 +43,7 @@ class Facts:
     verdict: Verdict
     quality: tuple[QualityRow, ...]
     memory: MemoryResult | None = None
+    goodput: GoodputResult | None = None
     verdicts: tuple[VerdictRow, ...] = ()
 
     @property
@@ -90,6 +92,7 @@ def gather(study: Lens) -> Facts:
         quality=quality_of(study.run),
         verdicts=tuple(verdicts(Path(study.run.path))) if study.run.format == "dtprof" else (),
         memory=study.result("memory"),
+        goodput=study.result("goodput"),
     )
 
 

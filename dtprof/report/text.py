@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dtprof.analyse.results import ACCOUNTING, Operation
 from dtprof.numbers import MILLISECONDS, NOT_KNOWN, Scale, fixed, percent, time
-from dtprof.report import memory
+from dtprof.report import goodput, memory
 from dtprof.report import text_bars as bars
 from dtprof.report.budget import MANY, basis, budget, left_out, mean, no_steps, short_note, shown, totals
 from dtprof.report.facts import Facts
@@ -57,6 +57,7 @@ def render(facts: Facts, width: int, colour: bool, dark: bool = True) -> list[Te
         _operations(facts, width),
         _findings(facts, width),
         _memory(facts, width),
+        _goodput(facts, width),
         _record(facts, width),
         _missing(facts, width),
     ]
@@ -224,6 +225,12 @@ def _memory(facts: Facts, width: int) -> Iterable[Text]:
     for sentence in memory.sentences(facts):
         for i, line in enumerate(wrap(sentence, width - 2)):
             yield Text(("· " if i == 0 else "  ") + plain(line))
+
+
+def _goodput(facts: Facts, width: int) -> Iterable[Text]:
+    """The whole run, and not only its captured steps."""
+    if said := goodput.sentence(facts.goodput):
+        yield from hanging("GOODPUT", wrap(said, width - MARGIN), MARGIN)
 
 
 def _record(facts: Facts, width: int) -> Iterable[Text]:
