@@ -22,6 +22,7 @@ from dtprof.advise.rules.gpu import Ecc, NvLink, Throttling
 from dtprof.advise.rules.hang import Mismatched, MissingRank
 from dtprof.advise.rules.host import LaunchBound
 from dtprof.advise.rules.host_waits import GarbageCollection, Synchronising
+from dtprof.advise.rules.hsdp import SerialGroups
 from dtprof.advise.rules.input import InputStall, Pinning, Uneven
 from dtprof.advise.rules.layout import Bubble, Faster, LessRecomputation, LowerStage, WideTensor
 from dtprof.advise.rules.memory import Creep, Fragmentation
@@ -114,4 +115,5 @@ RULES: tuple[Rule, ...] = (
     LowerStage(),
     LessRecomputation(),
     Faster(),
+    SerialGroups(),
 )
