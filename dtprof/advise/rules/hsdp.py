@@ -81,7 +81,7 @@ class SerialGroups:
             ),
             why="the groups share no link, and the stream lets one wait for the other: the next bucket's scattering could "
             "run beside this one's sum",
-            next="a stream of its own for the sum over copies; FSDP2 of torch 2.6 and later has one",
+            next="a stream of its own for the sum over copies; FSDP2 of torch 2.13 has one",
             apply="keep shards inside a host and copies across; run both groups' operations on different streams",
             verify="measure again: the two operations should overlap in the timeline",
             share=gain / whole,
