@@ -43,7 +43,7 @@ def main() -> int:
                     tab.wait_for_selector(".dt .foot", timeout=60_000)
                     tab.wait_for_selector("[data-test-script-state=notRunning]", timeout=60_000)
                     if page == "whatif":
-                        tab.click(f"[data-testid=stSelectbox]:has-text('{EDIT[0]}')")
+                        tab.click(f"[data-testid=stSelectbox]:has-text('{EDIT[0]}') input")
                         tab.click(f"[role=option]:has-text('{EDIT[1]}')")
                         tab.wait_for_selector(".dt h2:text-matches('Predicted beside|Withheld')", timeout=60_000)
                         tab.wait_for_selector("[data-test-script-state=notRunning]", timeout=60_000)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from dtprof.advise.verify import VerdictRow
 from dtprof.edits import Edit, as_mapping
@@ -28,13 +29,18 @@ def measured_after(rows: Sequence[VerdictRow], edits: Sequence[Edit]) -> Verdict
     return max(mine, key=lambda row: row.time, default=None)
 
 
+def edit_words(edit: Mapping[str, Any]) -> str:
+    """The edit of a finding or a verdict, as it is written on a command line."""
+    return ", ".join(str(Edit(key, value)) for key, value in edit.items())
+
+
 def held_words(row: VerdictRow) -> str:
     """Whether the prediction held, as sign and word."""
     return {True: "✓ held", False: "▲ did not hold", None: "no prediction"}[row.prediction_held]
 
 
 def _row(row: VerdictRow) -> list[str]:
-    what = row.rule or ", ".join(f"{k}={v}" for k, v in (row.edit or {}).items())
+    what = row.rule or edit_words(row.edit or {})
     predicted, achieved = row.predicted, row.achieved
     said = f"{seconds(predicted['low'])} to {seconds(predicted['high'])}" if predicted else "none"
     got = NOT_KNOWN

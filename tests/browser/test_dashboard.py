@@ -155,7 +155,7 @@ def test_an_address_restores_page_rank_and_step(visit):
 def test_an_edit_changes_the_figure(visit):
     tab = visit("whatif", "pipeline")
     assert "Choose a change" in words(tab)
-    tab.click("[data-testid=stSelectbox]:has-text('pipeline.balance')")
+    tab.click("[data-testid=stSelectbox]:has-text('pipeline.balance') input")
     tab.click("[role=option]:has-text('even')")
     tab.wait_for_selector(".dt h2:text-matches('Predicted beside|Withheld')", timeout=60_000)
     assert "Replay error" in words(tab)

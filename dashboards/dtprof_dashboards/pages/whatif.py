@@ -21,7 +21,7 @@ from dtprof.report.charts.predicted import Beside, Point, beside_figure, range_f
 from dtprof_dashboards import show
 from dtprof_dashboards.controls import boxes, values_of
 from dtprof_dashboards.opened import predicted, simulated_parts
-from dtprof_dashboards.record import held_words, measured_after, record
+from dtprof_dashboards.record import edit_words, held_words, measured_after, record
 from dtprof_dashboards.show import Tile
 from dtprof_dashboards.view import Page, View
 
@@ -70,7 +70,7 @@ def _start(view: View) -> None:
         show.section("The step as it is", "", show.figure(figure))
     advised = [f for f in view.facts.findings if f.edit]
     if advised:
-        rows = [[f.title, ", ".join(f"{k}={v}" for k, v in (f.edit or {}).items())] for f in advised]
+        rows = [[f.title, edit_words(f.edit or {})] for f in advised]
         show.section("What the findings propose", "", show.table(["finding", "edit"], rows))
     if view.facts.verdicts:
         record(view.facts.verdicts)
