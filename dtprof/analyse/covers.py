@@ -105,12 +105,28 @@ class PartView:
 
     @cached_property
     def host_compute(self) -> Cover:
-        """Operators on the training and autograd threads, without those that only hand over communication."""
+        """Operators on the training and autograd threads, without those that only hand over communication.
+
+        An operator that hands over communication inside (an autograd function that exchanges) may also wait for it there: while
+        communication is open it counts as far as other operators inside it run.
+        """
         threads = np.isin(self.lane_role, [ROLES.index("training"), ROLES.index("autograd")])
         names = self.events.values("name")
         enqueue = np.array([n.startswith(_ENQUEUE) for n in names] + [False], bool)
         ops = self.events.is_("kind", "cpu_op") & threads & ~enqueue[self.events["name"]]
-        return intervals.subtract(self.cover(np.flatnonzero(ops)), self.cover(self._enqueues(threads, enqueue)))
+        around = self._around(np.flatnonzero(threads & (enqueue[self.events["name"]] | self.events.is_("kind", "comm"))))
+        plain, outer = self.cover(np.flatnonzero(ops & ~around)), self.cover(np.flatnonzero(ops & around))
+        both = intervals.join(plain, intervals.subtract(outer, self.host_comm))
+        return intervals.subtract(both, self.cover(self._enqueues(threads, enqueue)))
+
+    def _around(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The events that enclose any of these."""
+        out = np.zeros(len(self.events), bool)
+        above = self.events["parent"][rows]
+        while len(above := np.unique(above[above >= 0])):
+            out[above] = True
+            above = self.events["parent"][above]
+        return out
 
     def _enqueues(self, threads: NDArray[np.bool_], enqueue: NDArray[np.bool_]) -> NDArray[np.int64]:
         return np.flatnonzero(self.events.is_("kind", "cpu_op") & threads & enqueue[self.events["name"]])

@@ -90,3 +90,19 @@ def test_an_eager_send_is_no_negative_wait_and_no_link_time(tmp_path):
             )
         assert part.part in {0, 1}
     assert {p.clock_offset_ns for p in s.run.parts} == {0}
+
+
+def test_waiting_inside_an_operator_that_exchanges_is_no_computing():
+    """An autograd function of a ring: it computes 100 us, waits 400 us for its neighbour's message, computes 100 us."""
+    made = PartBuilder(0, 0, world_size=2, backend="gloo", host="a")
+    thread = made.thread()
+    ring = made.span(thread, "cpu_op", "_Ring", 0, 600, step=0)
+    made.span(thread, "cpu_op", "aten::mm", 0, 100, step=0, parent=ring)
+    event = made.span(thread, "comm", "gloo:recv", 20, 500, step=0, parent=ring)
+    made.span(thread, "cpu_op", "aten::mm", 500, 600, step=0, parent=ring)
+    made.comm(event, "recv", made.group("0", (0, 1), backend="gloo"), None, 4096, peer=1)
+    made.step(0, 0, 700)
+    (step,) = study_of(matched(shape([made], {}, world_size=2))).result("accounting").parts[0].steps
+    assert step.accounting["compute_ns"] == 200 * US
+    assert step.accounting["comm_unsplit_ns"] == 400 * US
+    assert step.comm_hidden_ns == 80 * US
