@@ -12,7 +12,7 @@ import numpy as np
 from dtprof.analyse.results import KernelResult, Operation, PartAccount, StepAccount
 from dtprof.findings import Evidence, Finding
 from dtprof.protocols import Lens
-from dtprof.report import goodput, memory
+from dtprof.report import goodput, memory, parallel
 from dtprof.report.facts import Facts, gather
 
 SCHEMA = 1
@@ -45,6 +45,7 @@ def document_of(facts: Facts) -> dict[str, Any]:
             "kernels": _kernels(facts.kernels),
             "memory": memory.document(facts.memory),
             "goodput": goodput.document(facts.goodput),
+            **parallel.document(facts.parallel),
             "quality": [
                 {"rank": q.rank, "part": q.part, "source": q.source, "what": q.what, "count": q.count, "effect": q.effect}
                 for q in facts.quality

@@ -12,6 +12,7 @@ from dtprof.analyse.memory import MemoryResult
 from dtprof.analyse.results import AccountingResult, CommResult, KernelResult, PhaseResult, settled
 from dtprof.findings import Finding, Verdict
 from dtprof.protocols import Lens
+from dtprof.report import parallel
 from dtprof.run import Part, Run
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Facts:
     quality: tuple[QualityRow, ...]
     memory: MemoryResult | None = None
     goodput: GoodputResult | None = None
+    parallel: parallel.ParallelFacts | None = None
     verdicts: tuple[VerdictRow, ...] = ()
 
     @property
@@ -93,6 +95,7 @@ def gather(study: Lens) -> Facts:
         verdicts=tuple(verdicts(Path(study.run.path))) if study.run.format == "dtprof" else (),
         memory=study.result("memory"),
         goodput=study.result("goodput"),
+        parallel=parallel.gather(study),
     )
 
 

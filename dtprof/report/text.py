@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dtprof.analyse.results import ACCOUNTING, Operation
 from dtprof.numbers import MILLISECONDS, NOT_KNOWN, Scale, fixed, percent, time
-from dtprof.report import goodput, memory
+from dtprof.report import goodput, memory, parallel
 from dtprof.report import text_bars as bars
 from dtprof.report.budget import MANY, basis, budget, left_out, mean, no_steps, short_note, shown, totals
 from dtprof.report.facts import Facts
@@ -58,6 +58,7 @@ def render(facts: Facts, width: int, colour: bool, dark: bool = True) -> list[Te
         _findings(facts, width),
         _memory(facts, width),
         _goodput(facts, width),
+        _parallel(facts, width),
         _record(facts, width),
         _missing(facts, width),
     ]
@@ -231,6 +232,12 @@ def _goodput(facts: Facts, width: int) -> Iterable[Text]:
     """The whole run, and not only its captured steps."""
     if said := goodput.sentence(facts.goodput):
         yield from hanging("GOODPUT", wrap(said, width - MARGIN), MARGIN)
+
+
+def _parallel(facts: Facts, width: int) -> Iterable[Text]:
+    """What pipelines, experts and workers did."""
+    for label, said in parallel.sentences(facts.parallel):
+        yield from hanging(label, wrap(said, width - MARGIN), MARGIN)
 
 
 def _record(facts: Facts, width: int) -> Iterable[Text]:
