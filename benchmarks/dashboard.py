@@ -126,12 +126,10 @@ def switch(tab, slug):
     return first
 
 
-# something of the new page stands below its title, and nothing of the page before is left there
-CONTENT = """() => {
-  const main = document.querySelector("[data-testid=stMain]");
-  return main.querySelectorAll(".dt .verdict, .dt section, .dt .nothing, .dt h2").length > 0
-    && !main.querySelector("[data-stale=true] .dt .verdict");
-}"""
+# something of the new page stands below its title: what is left of the one before is marked as stale
+CONTENT = """() => [...document.querySelectorAll(
+  "[data-testid=stMain] :is(.dt .verdict, .dt section, .dt .nothing, .dt h2, .dt .tiles)"
+)].some(e => !e.closest("[data-stale=true]"))"""
 
 
 def measure(run, repeats=3):

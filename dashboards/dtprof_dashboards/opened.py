@@ -14,6 +14,7 @@ from dtprof.advise.rules.comm_bandwidth import Reached, reached
 from dtprof.analyse import study_of
 from dtprof.analyse.results import ACCOUNTING, settled
 from dtprof.edits import parse_edits
+from dtprof.export.window import Span, cut
 from dtprof.ingest import open_run
 from dtprof.model.ddp.observe import Seen
 from dtprof.model.ddp.observe import observe as observe_ddp
@@ -23,6 +24,7 @@ from dtprof.model.offered import Offer, offers
 from dtprof.model.outcome import Outcome
 from dtprof.model.pipeline.observe import SeenPipeline, observe
 from dtprof.model.whatif import what_if
+from dtprof.numbers import count, listing
 from dtprof.protocols import Lens
 from dtprof.report.budget import BudgetRow, budget
 from dtprof.report.charts.timeline import Timeline, timeline
@@ -30,6 +32,8 @@ from dtprof.report.facts import Facts, gather
 from dtprof.run import Run
 from dtprof_dashboards.memory_series import Series, series
 
+# events that a page lets models replay, and the least steps of a larger run
+MOST_REPLAYED, LEAST_STEPS = 80_000, 3
 # runs that are kept open; each may take hundreds of MB
 KEPT = 4
 Watermark = tuple[tuple[str, int, int], ...]
@@ -77,7 +81,19 @@ class Opened:
     @cached_property
     def offers(self) -> list[Offer]:
         """The edits that models of the run follow."""
-        return offers(self.run)
+        return offers(self.replayed[0])
+
+    @cached_property
+    def replayed(self) -> tuple[Run, str]:
+        """What models replay, and a sentence where that is not all: of a large run on devices, steps in its middle."""
+        steps = self.facts.settled_steps
+        events = sum(len(self.run.table("events", p.ordinal)) for p in self.run.parts)
+        if events <= MOST_REPLAYED or len(steps) <= LEAST_STEPS or not self.facts.accounting.on_device:
+            return self.run, ""
+        many = max(LEAST_STEPS, len(steps) * MOST_REPLAYED // events)
+        mine = steps[(len(steps) - many) // 2 :][:many]
+        told = f"replayed are steps {listing(mine)} of {len(steps)}, for the run has {count(events)} events"
+        return cut(self.run, steps=Span(mine[0], mine[-1] + 1)), told
 
     @cached_property
     def bandwidth(self) -> dict[tuple[str, str], Reached | str]:

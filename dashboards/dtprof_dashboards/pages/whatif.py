@@ -44,7 +44,7 @@ def render(view: View) -> None:
             _start(view)
             return
         try:
-            outcome = predicted(view.path, view.stamp, edits, view.facts.run)
+            outcome = predicted(view.path, view.stamp, edits, view.opened.replayed[0])
         except DtprofError as problem:
             show.nothing("No prediction", f"{problem.message}.", problem.hint)
             return
@@ -56,10 +56,12 @@ def render(view: View) -> None:
 def _start(view: View) -> None:
     """Before anything is chosen: how far each model of the run can be trusted, and what was proposed and proved."""
     show.markup('<p class="big">Choose a change at the left</p>')
+    if view.opened.replayed[1]:
+        show.markup(f'<p class="meta">{escape(show.sentences([view.opened.replayed[1]]))}</p>')
     if not view.opened.rows:
         show.markup('<p class="meta">No step was captured, so there is nothing to change.</p>')
     for offer in view.opened.offers:
-        outcome = predicted(view.path, view.stamp, (str(offer.asked),), view.facts.run)
+        outcome = predicted(view.path, view.stamp, (str(offer.asked),), view.opened.replayed[0])
         keys = ", ".join(offer.keys) if len(view.opened.offers) > 1 else "the changes at the left"
         told = f"predicts {keys}" if _trusted(outcome) else f"predicts nothing of {keys}: {'; '.join(outcome.withheld)}"
         show.markup(f'<p class="meta model"><b>{escape(outcome.model)}</b> {escape(told)}</p>')
@@ -107,7 +109,8 @@ def _outcome(view: View, outcome: Outcome) -> None:
     after = measured_after(view.facts.verdicts, outcome.edits)
     rows = [_measured(view, outcome), *_simulated(view, outcome, low, high)]
     rows += [_after(after, outcome)] if after is not None else []
-    sub = f"Mean of the ranks; dashed: simulated. {show.sentences(outcome.notes)} {_proved(after)}"
+    notes = filter(None, [view.opened.replayed[1], *outcome.notes])
+    sub = f"Mean of the ranks; dashed: simulated. {show.sentences(notes)} {_proved(after)}"
     show.section("Predicted beside measured", escape(sub), show.figure(beside_figure(rows, WIDTH)))
 
 
@@ -200,7 +203,7 @@ def _range(view: View, edits: tuple[str, ...], outcome: Outcome) -> None:
     points: list[Point] = []
     chosen = None
     for other in values:
-        found = predicted(view.path, view.stamp, (f"{key}={other}", *edits[1:]), view.facts.run)
+        found = predicted(view.path, view.stamp, (f"{key}={other}", *edits[1:]), view.opened.replayed[0])
         if found.predicted_ns is not None and found.low_ns is not None and found.high_ns is not None:
             chosen = len(points) if other == value else chosen
             after = measured_after(view.facts.verdicts, found.edits)

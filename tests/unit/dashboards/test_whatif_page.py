@@ -92,3 +92,13 @@ def test_reset_takes_a_change_back(draw, shapes):
     drawn.tester.button[0].click().run()
     texts = [json.loads(e.proto.json) for e in drawn.tester.get("bidi_component")]
     assert any("Choose a change at the left" in text for text in texts)
+
+
+def test_of_a_large_run_some_steps_are_replayed_and_that_is_said(draw, truth, monkeypatch):
+    from dtprof_dashboards import opened
+
+    path = truth / "traces" / "kineto" / "a100_rank3of8_allreduce_alltoall.json.gz"
+    assert "replayed are steps" not in draw(path, page="whatif").text.lower()
+    monkeypatch.setattr(opened, "MOST_REPLAYED", 100)
+    opened.read.clear()
+    assert "Replayed are steps 1010 to 1012 of 5, for the run has" in draw(path, page="whatif").text
