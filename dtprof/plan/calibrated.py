@@ -33,12 +33,13 @@ class _Table:
     spread: float
 
 
-# spreads are quantiles of the errors on the rows that were fitted (``dtprof.plan.fit`` prints them)
+# spreads are quantiles of the errors on the rows that were fitted (benchmarks/layout.py --fit prints them), 5% at the least:
+# published runs of one configuration lie that far apart
 _TABLES = (
-    _Table(r"A100", "megatron-2021", "724 rows of vTrain and Megatron-LM 2021 on A100", 1.19),
-    _Table(r"A100", "fsdp-2023", "78 rows of LLM-Foundry on A100 40GB", 1.14),
+    _Table(r"A100", "megatron-2021", "724 rows of vTrain and Megatron-LM 2021 on A100", 1.28),
+    _Table(r"A100", "fsdp-2023", "78 rows of LLM-Foundry on A100 40GB", 1.13),
     _Table(r"A100", "internevo-2024", "24 rows of InternEvo on A100", 1.05),
-    _Table(r"H100 SXM", "fsdp-2023", "2 rows of LLM-Foundry on H100, the rest of the constants on A100", 1.14),
+    _Table(r"H100 SXM", "fsdp-2023", "2 rows of LLM-Foundry on H100, the rest of the constants on A100", 1.13),
 )
 # from the catalogue alone: between Ampere and Hopper the fitted shares of the ceilings moved by up to a factor of 0.63, so a
 # newer or unknown combination may be slower by its inverse; it has been faster by a quarter at most

@@ -43,7 +43,7 @@ _SCHEDULES: dict[str, ScheduleName] = {"zerobubble": "zero-bubble", "gpipe": "gp
 _RECOMPUTE: dict[str, Recompute] = {"full": "full", "selective": "selective"}
 # shares of ceilings, and traffic, of the constants that a run can move; how far it may
 _SHARES = ("products_2021", "products_2023", "products_internevo", "flash")
-_TRAFFIC = ("operands", "scores", "logits", "logits_parallel", "launch_ms")
+_TRAFFIC = ("scores", "logits", "logits_parallel", "launch_ms")
 _FARTHEST = 5.0
 # another layout of a model that was measured is expected within this factor: declared, between the spread of fitted tables
 # (dtprof.plan.calibrated) and that of the catalogue

@@ -13,7 +13,7 @@ from dtprof.plan import sizes
 from dtprof.plan.calibrated import Calibration, calibration
 from dtprof.plan.memory import fits, peak_bytes
 from dtprof.plan.memory.breakdown import GIB, Memory
-from dtprof.plan.row_words import memory_unit_of
+from dtprof.plan.row_words import memory_of
 from dtprof.plan.rows import CannotPredict, Row, parse
 from dtprof.plan.spec import Recompute
 from dtprof.plan.time.step import Estimator
@@ -55,12 +55,13 @@ class Predictor:
         tokens = plan.layout.tokens / seconds / plan.cluster.gpus
         memory, fit, said = _memory(plan, str(row.get("recompute") or ""))
         reasons = [*([f"assumed: {'; '.join(plan.assumed)}"] if plan.assumed else []), *said]
-        unit = memory_unit_of(str(row.get("source") or ""))
+        unit, allocated = memory_of(str(row.get("source") or ""))
+        peak = memory.allocated if allocated else memory.reserved
         low, high = rests.interval(seconds)
         return {
             "pred_step_time_s": f"{seconds:.6g}",
             "pred_tflops_gpu": f"{flops_per_token(plan) * tokens / 1e12:.5g}",
-            "pred_peak_mem_gb": f"{memory.reserved / _UNITS[unit]:.4g}",
+            "pred_peak_mem_gb": f"{peak / _UNITS[unit]:.4g}",
             "fits": "true" if fit else "false",
             "reason": "; ".join(reasons),
             "pred_low": f"{low:.6g}",

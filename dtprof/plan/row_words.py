@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import cast
+from typing import Literal, cast
 
 from dtprof.catalogue.hardware import Gpu
-from dtprof.plan.spec import AttentionKind, Precision, Recompute, Software
+from dtprof.plan.spec import AttentionKind, Model, Optimizer, Precision, Recompute, Software
 
 # by a word of the source, the first that is found
 _SOURCES: tuple[tuple[str, str], ...] = (
@@ -15,6 +15,7 @@ _SOURCES: tuple[tuple[str, str], ...] = (
     (r"llm-?foundry|mosaic", "fsdp-2023"),
     (r"interne?vo|internlm", "internevo-2024"),
     (r"fms-?fsdp|foundation-model-stack", "fsdp-compile"),
+    (r"torchtitan.*202[5-9]", "fsdp2-compile-2025"),
     (r"torchtitan|automodel", "fsdp2-compile"),
     (r"nanotron|picotron", "eager-flash"),
     (r"bridge|nemo|megatron-core|mcore|primus|megascale", "megatron-core"),
@@ -50,6 +51,18 @@ def software_of(source: str, sharding: str, gpu: Gpu | None, parts: int) -> str:
     return "fsdp2-compile" if parts == 1 or zero_of(sharding, "")[0] == 3 else "megatron-core"
 
 
+def gradients_of(source: str, precision: Precision) -> Literal["fp32", "bf16", "fp16"]:
+    """In which gradients are summed: nanotron's benchmarks accumulate in fp32, others in the type of the products."""
+    if precision in ("fp32", "tf32") or "nanotron" in source.lower():
+        return "fp32"
+    return "fp16" if precision == "fp16" else "bf16"
+
+
+def optimizer_of(source: str, model: Model) -> Optimizer:
+    """Adam; with moments in 16 bits where Megatron-Bridge's recipes for latent attention with experts have them."""
+    return "adam-bf16" if "bridge" in source.lower() and model.mla is not None else "adam"
+
+
 def convention_of(source: str, recompute: str) -> str:
     """By whose count the source prints FLOP/s; without a known source, by that of the model's own work under a causal mask."""
     found = _first(_CONVENTIONS, source) or "causal"
@@ -58,9 +71,13 @@ def convention_of(source: str, recompute: str) -> str:
     return found
 
 
-def memory_unit_of(source: str) -> str:
-    """The unit of a source's peak memory: GiB where a framework logs bytes over 2^30."""
-    return "GiB" if re.search(r"torchtitan|nanotron", source.lower()) else "GB"
+def memory_of(source: str) -> tuple[str, bool]:
+    """The unit of a source's peak memory (GiB where a framework logs bytes over 2^30), and whether it is what is allocated.
+
+    Others print what the allocator has reserved.
+    """
+    plain = source.lower()
+    return ("GiB" if re.search(r"torchtitan|nanotron|bridge", plain) else "GB"), "bridge" in plain
 
 
 def precision_of(text: str, gpu: Gpu, source: str) -> Precision:

@@ -160,7 +160,6 @@ class _Reader:
         if shard and ranks % shard:
             shard = 0
         precision = row_words.precision_of(self["dtype"], cluster.gpu, self["source"])
-        whole = precision in ("fp32", "tf32")
         layout = Layout(
             dp=dp,
             micro_batch=micro,
@@ -171,12 +170,13 @@ class _Reader:
             vpp=vpp if pp > 1 else 1,
             cp=cp,
             ep=self._experts(model, dp * tp * cp),
-            sequence_parallel=tp > 1 and ran.name == "megatron-core",
+            sequence_parallel=tp > 1 and ran.name in ("megatron-core", "eager-flash"),
             zero=stage,
             shard=shard if stage else 0,
             recompute=row_words.recompute_of(self["recompute"], self["source"]),
             precision=precision,
-            gradient_dtype="fp32" if whole else "fp16" if precision == "fp16" else "bf16",
+            optimizer=row_words.optimizer_of(self["source"], model),
+            gradient_dtype=row_words.gradients_of(self["source"], precision),
             attention=row_words.attention_of(self["attn"], ran),
             schedule="interleaved" if vpp > 1 and pp > 1 else "1f1b",
         )

@@ -15,6 +15,8 @@ _SOFTWARE = (
     Software("fsdp-compile", True, "flash-2", dp_hidden=1.0, fsdp=1, summary="torch.compile with FSDP, as fms-fsdp"),
     Software("fsdp2", False, "flash-2", dp_hidden=1.0, fsdp=2, summary="eager PyTorch with FSDP2, as torchtitan"),
     Software("fsdp2-compile", True, "flash-2", dp_hidden=1.0, fsdp=2, summary="torch.compile with FSDP2, as torchtitan"),
+    Software("fsdp2-compile-2025", True, "flash-2", dp_hidden=1.0, fsdp=2, fused_loss=True,
+             summary="fsdp2-compile with the loss compiled too, as torchtitan since 2025"),
     Software("internevo-2024", False, "flash-1", dp_hidden=1.0, products="internevo",
              summary="InternEvo of 2024: FlashAttention, ZeRO-1 with gradients reduced beside the backward pass"),
     Software("megatron-core", True, "cudnn", tp_hidden=0.8, dp_hidden=1.0, launch_bound=False, fused_loss=True,

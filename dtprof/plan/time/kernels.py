@@ -30,7 +30,6 @@ class Device:
     flash: float
     memory: float
     element: float
-    operands: float
     eager: float
     measured: bool
 
@@ -38,7 +37,7 @@ class Device:
         """Seconds of an (m x k) (k x n) product: its FLOPs at the rate reached, and its three matrices once through memory."""
         rate, size = (self.high, max(self.element, 2)) if high else (self.low, self.element)
         traffic = max(size, 2) * m * n + size * (n * k + m * k)
-        return 2.0 * m * n * k / rate + self.operands * traffic / self.memory
+        return 2.0 * m * n * k / rate + traffic / self.memory
 
     def linear(self, tokens: float, out: float, inner: float, *, high: bool = False) -> tuple[float, float]:
         """Seconds of a linear layer's two passes: the backward one has a product for its input and one for its weights."""
@@ -63,7 +62,6 @@ def device(cluster: Cluster, precision: Precision, software: Software, constants
         flash=_flash(high, software, constants, hopper) * cluster.clock,
         memory=low.memory,
         element=_ELEMENT.get(precision, 2),
-        operands=constants.operands,
         eager=_COMPILED if software.compiled else 1.0,
         measured=low.measured,
     )

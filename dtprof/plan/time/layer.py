@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dtprof.plan import sizes
-from dtprof.plan.constants import CONTENTION, Constants
+from dtprof.plan.constants import CONTENTION, JOINING, Constants
 from dtprof.plan.memory.states import element_bytes
 from dtprof.plan.spec import Cluster, Layout, Model, Software
 from dtprof.plan.time.kernels import FLASH_BACKWARD, Device
@@ -19,8 +19,6 @@ from dtprof.plan.time.wires import Wires, group
 _OUTSIDE, _HEADS, _PLAIN, _GATED, _ROUTED = 24.0, 8.0, 4.0, 10.0, 12.0
 # backward over forward pass
 _ELEMENTWISE_BACKWARD = 1.8
-# floor and work of a layer join smoothly: the power of their mean
-_POWER = 4
 # of the launches of forward and backward pass a forward pass has a third
 _FORWARD_LAUNCHES = 1 / 3
 # kernels of a layer with experts over those of an ordinary one, and of a compiled over an eager one
@@ -172,7 +170,7 @@ def _floor(setting: Setting, layout: Layout, experts: bool) -> float:
 
 
 def _launched(work: float, floor: float) -> float:
-    return float((work**_POWER + floor**_POWER) ** (1 / _POWER))
+    return float((work**JOINING + floor**JOINING) ** (1 / JOINING))
 
 
 def _wires(setting: Setting, layout: Layout, experts: bool, attention: float) -> tuple[float, float, float]:

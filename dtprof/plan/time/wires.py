@@ -6,9 +6,10 @@ the latencies by which NCCL chooses (src/graph/tuning.cc at commit 5067397, prot
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtprof.catalogue.collectives import busbw_factor
+from dtprof.catalogue.hardware import Gpu
 from dtprof.model.cost.expected import expected
 from dtprof.plan.spec import Cluster
 
@@ -16,6 +17,9 @@ from dtprof.plan.spec import Cluster
 _BASE, _INSIDE, _OUTSIDE, _PLATEAU = 8.4e-6, 3.4e-6, 14e-6, 1.4
 # of the line inside a node, where nothing was measured
 _OF_LINE = 0.75
+
+# links by which ranks of a part of a node reach each other in a mesh, as measured all-reduces over 2 to 7 V100-SXM2 show
+_MESH = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 4}
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,22 @@ class Wires:
         return min(line, self.cluster.intra_gb_s * _OF_LINE) * 1e9
 
     def _inside(self, op: str, size: float, ranks: int) -> float:
-        gpu = self.cluster.gpu
+        gpu = _met(self.cluster.gpu, ranks)
         factor = busbw_factor(op, ranks) or 1.0
         asked = expected(op, int(size), ranks, 1, gpu)
-        slower = (gpu.fast.gb_s / self.cluster.intra_gb_s) if gpu.fast and self.cluster.intra_gb_s else 1.0
         if isinstance(asked, str):
             return _BASE + factor * size / (self.cluster.intra_gb_s * _OF_LINE * 1e9)
+        whole = self.cluster.gpu.fast
+        slower = whole.gb_s / self.cluster.intra_gb_s if whole and self.cluster.intra_gb_s else 1.0
         return asked.ns * 1e-9 * slower
 
     def _over(self, op: str, size: float, ranks: Group) -> float:
         factor = busbw_factor(op, ranks.ranks) or 1.0
         return self.latency(op, ranks) + factor * size / self.per_rank(ranks)
+
+
+def _met(gpu: Gpu, ranks: int) -> Gpu:
+    """The GPU with the links that a group of so many ranks has of a mesh."""
+    if gpu.fast is None or gpu.fast.reach != "some" or ranks not in _MESH:
+        return gpu
+    return replace(gpu, fast=replace(gpu.fast, links=_MESH[ranks], reach="all"))

@@ -13,7 +13,8 @@ PUBLISHED = {
     "Mixtral 8x7B": 46.7, "Mixtral 8x22B": 140.6, "DeepSeek-V3": 671.0, "DeepSeek-V2": 236.0, "DeepSeek-V2-Lite": 15.7,
     "Kimi K2": 1026.0, "Moonlight 16B-A3B": 15.96, "Qwen3 30B-A3B": 30.5, "Qwen3 235B-A22B": 235.0, "Qwen3 8B": 8.19,
     "Qwen3 32B": 32.76, "Qwen2.5 7B": 7.62, "Qwen2.5 72B": 72.7, "GPT-OSS 20B": 20.9, "GPT-OSS 120B": 116.8,
-    "GPT-3 175B": 174.6, "GPT 530B": 529.6, "GPT 1T": 1008.0, "GPT 1.7B": 1.65, "BERT-large": 0.335, "GPT-2 1.5B": 1.558, "GPT-NeoX 20B": 20.55,
+    "GPT-3 175B": 174.6, "GPT 530B": 529.6, "GPT 1T": 1008.0, "GPT 1.7B": 1.65,
+    "BERT-large": 0.335, "GPT-2 1.5B": 1.558, "GPT-NeoX 20B": 20.55,
     "BLOOM 176B": 176.2, "InternLM 7B": 7.32, "Llama-like 1.34B": 1.34, "Llama-like 80B": 80.0, "Nemotron-4 340B": 340.0,
     "Mistral 7B": 7.24, "CodeLlama 34B": 33.74,
 }  # fmt: skip
