@@ -174,6 +174,8 @@ def _pipeline(run: Run, parts: list[Part], passes: dict[int, dict[int, list[Pass
         return "no captured step has the passes of all ranks: capture the same whole steps on all"
     every = [x for p in parts for s in steps for x in passes[p.ordinal][s]]
     stages = {x.stage for x in every}
+    if any({k for k, _, _ in mine} <= {"F"} or "F" not in {k for k, _, _ in mine} for mine in orders[steps[0]]):
+        return "some ranks have no forward or no backward pass that is tagged: tag both"
     if stages != set(range(max(stages) + 1)):
         return "some stages have no pass in the run: bring the traces of all ranks"
     lengths: dict[tuple[Kind, int], list[int]] = defaultdict(list)

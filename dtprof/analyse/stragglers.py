@@ -55,6 +55,7 @@ class Straggler:
 
     ``phase`` is where most of the excess lies (None: no phase holds most of it); ``excess`` is measured there if
     ``measured_in_phase``, else over the whole step. ``by_key`` and ``by_phase`` share it out against the median peer.
+    ``clocks_mhz``: SM clock of its device and of its peers', medians over the run, where NVML was read.
     """
 
     part: int
@@ -69,6 +70,7 @@ class Straggler:
     peer_operators: int
     gc_ns: int | None
     no_core_ns: int | None
+    clocks_mhz: tuple[float, float] | None = None
 
     @property
     def main_key(self) -> str:
@@ -213,6 +215,7 @@ def _straggler(
         peer_operators=int(np.median([operators[p.part] for p in peers])),
         gc_ns=_gc(study.run, mine[part.part], part.part, common),
         no_core_ns=no_core,
+        clocks_mhz=_clocks(study.run, part, peers),
     )
 
 
@@ -227,6 +230,18 @@ def _delays(run: Run, parts: list[PartAccount], common: list[int]) -> Floats | N
             return None
         rows.append([of[s] for s in common])
     return np.array(rows, np.float64)
+
+
+def _clocks(run: Run, part: PartAccount, peers: list[PartAccount]) -> tuple[float, float] | None:
+    """Median SM clock of a part and of its peers, MHz; None where one is not known."""
+    found = []
+    for each in (part, *peers):
+        samples = run.table("samples", each.part)
+        values = samples["value"][samples.is_("metric", "sm_clock")]
+        if not len(values):
+            return None
+        found.append(float(np.median(values)))
+    return found[0], float(np.median(found[1:]))
 
 
 def _gap(

@@ -44,14 +44,9 @@ def sentences(facts: ParallelFacts | None) -> Iterator[tuple[str, str]]:
     if layers := facts.moe.layers:
         hot = max(layers, key=lambda x: x.ratio)
         lost, moved = sum(x.lost_ns for x in layers), sum(x.dispatch_ns + x.combine_ns + x.other_ns for x in layers)
-        yield (
-            "EXPERTS",
-            (
-                f"{counted(len(hot.tokens), 'expert')} in {counted(len(layers), 'layer')}: the hottest, {hot.hot} in {hot.name}, "
-                f"has {digits(hot.ratio)} times the mean; per step their all-to-alls move {time(moved)}, waiting for busy ranks "
-                f"{time(lost)}"
-            ),
-        )
+        size = f"{counted(len(hot.tokens), 'expert')} in {counted(len(layers), 'layer')}"
+        most = f"the hottest, {hot.hot} in {hot.name}, has {digits(hot.ratio)} times the mean"
+        yield "EXPERTS", f"{size}: {most}; per step all-to-alls move {time(moved)}, and {time(lost)} is waited for busy ranks"
     if facts.server.workers:
         stale = ", ".join(f"rank {w.rank} {digits(w.updates)}" for w in facts.server.workers[:8])
         yield "WORKERS", f"gradients are so many updates late when they are applied: {stale}"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of, who
+from dtprof.advise.rules.ddp_flags import Joined
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.input import InputResult
 from dtprof.analyse.results import AccountingResult
@@ -142,8 +143,13 @@ class Uneven:
     id = "input.uneven"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Counts the steps of sessions that ended by themselves, in a run of one attempt; a rank that was killed is no case."""
+        """Counts the steps of sessions that ended by themselves, in a run of one attempt; a rank that was killed is no case.
+
+        Silent where ``ddp.join`` has seen the operations that such a rank shadows.
+        """
         run = study.run
+        if any(Joined().find(study)):
+            return
         if run.format != "dtprof" or len({p.attempt for p in run.parts}) != 1 or len(run.parts) != len(run.ranks):
             return
         if any(p.extra.get("ended_ns") is None for p in run.parts):

@@ -13,13 +13,15 @@ from dtprof.analyse.results import AccountingResult, CommResult
 from dtprof.analyse.stragglers import Straggler, StragglerResult
 from dtprof.analyse.waiting import WaitingResult
 from dtprof.findings import Evidence, Finding
-from dtprof.numbers import counted, interval, named, time
+from dtprof.numbers import counted, interval, named, percent, time
 from dtprof.protocols import Lens
 
 # counts of operators that differ by more than this share are different work
 _SAME_WORK = 0.02
 # garbage collection above this share of the excess explains it
 _GC_SHARE = 0.25
+# a clock below this share of the peers' explains a slow device
+_SLOW_CLOCK = 0.95
 # waiting below this share of the step is not worth a finding
 _LATE_SHARE = 0.05
 _PHASE_WORDS = {"data": "input", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
@@ -118,6 +120,12 @@ def _cause(s: Straggler) -> tuple[str, str]:
         gc = f"garbage collection took {time(s.gc_ns)} per step" if s.gc_ns > 0 else "no garbage collection"
         if s.gc_ns > _GC_SHARE * s.excess.centre:
             return f"garbage collection takes {time(s.gc_ns)} of it", f"The work is the same ({counts}); {gc}."
+    if s.clocks_mhz is not None and s.clocks_mhz[0] < _SLOW_CLOCK * s.clocks_mhz[1]:
+        own, others = s.clocks_mhz
+        return (
+            f"its SM clock is at {own:,.0f} MHz, that of its peers at {others:,.0f} MHz",
+            f"The work is the same ({counts}), and its clock is {percent(1 - own / others)} lower: temperature, power, or a limit.",
+        )
     same_input = s.by_key["idle_input_ns"] < s.excess.centre / 10
     told = "same work" + (", same input time" if same_input else "") + (", no GC" if s.gc_ns is not None else "")
     slow = "the machine is slow" if s.main_key == "compute_ns" else "its host code is slow"

@@ -103,6 +103,14 @@ def test_ranks_that_are_missing_make_it_abstain():
     assert "several captures" in analyse(study_of(several)).abstained
 
 
+def test_passes_of_one_direction_are_no_pipeline():
+    run = run_of(seen(2, 4))
+    for rank in (0, 1):
+        events = run.table("events", rank)
+        run.store._tables["events", rank] = events.take(events.is_("phase", "forward"))
+    assert "tag both" in study_of(run).result("pipeline").abstained
+
+
 def test_pipelines_beside_each_other_are_taken_apart():
     one, other = run_of(seen(2, 8)), seen(2, 8)
     other.takes["B", 1] += 20 * MS

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dtprof.advise import findings
 from dtprof.analyse.stragglers import excess_of
+from dtprof.table import Table
 from tests.unit.kineto_maker import Trace, found, study, verdict
 
 MS = 1e6
@@ -97,6 +99,15 @@ def test_a_slow_input_is_told_from_both(tmp_path):
     assert not {"straggler.compute_rank", "straggler.host_rank"} & set(rules)
     (finding,) = rules["input.stall"]
     assert finding.ranks == (1,) and finding.seconds_per_step == pytest.approx(4e-3, rel=0.05)
+
+
+def test_a_slow_clock_is_the_cause_where_it_was_read(tmp_path):
+    lens = study(both(tmp_path, slow_us=4_000.0))
+    for part, clock in ((0, 1700.0), (1, 1300.0)):
+        rows = [{"ts": n, "metric": "sm_clock", "value": clock, "unit": "MHz", "device": 0} for n in range(5)]
+        lens.run.store.put(part, "samples", Table.from_rows("samples", rows))
+    (finding,) = [f for f in findings(lens) if f.rule == "straggler.compute_rank"]
+    assert "1,300 MHz, that of its peers at 1,700 MHz" in finding.why
 
 
 def test_healthy_ranks_have_no_straggler(tmp_path):
