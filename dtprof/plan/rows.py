@@ -14,7 +14,7 @@ from dtprof.plan.spec import Cluster, Layout, Model, Software, check, divisors
 
 # the columns that are read, and no others
 READ = (
-    "source", "model", "params", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gpus", "gpu_type", "intra_bw",
+    "source", "model", "params", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gpus", "gpu_type",
     "inter_bw", "tp", "pp", "vpp", "cp", "ep", "dp", "zero_stage_sharding", "micro_batch", "global_batch", "recompute", "dtype",
     "attn",
 )  # fmt: skip
