@@ -30,7 +30,8 @@ def search_lines(wanted: Wanted, found: Found, rests: Calibration, told: Sequenc
     """The best layout, why, the ranking, the front, and what lost."""
     best = found.best
     if best is None:
-        lines = _block("NO LAYOUT", f"of {counted(found.tried, 'layout')} fits {wanted.model.name} as asked for", width)
+        tried = f"of {counted(found.tried, 'layout')} fits" if found.tried else "keeps the constraints for"
+        lines = _block("NO LAYOUT", f"{tried} {wanted.model.name} as asked for", width)
         for text in found.mend or ("nothing that was tried would do: more GPUs, offloading, shorter sequences",):
             lines += _block("WOULD DO" if text is (found.mend or ("",))[0] else "", text, width)
         return [*lines, "", *_lost(found, width)]

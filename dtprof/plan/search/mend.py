@@ -103,11 +103,29 @@ def _constraints(wanted: Wanted) -> Iterator[str]:
         fine = [one for one in divisors(gpus) if one <= model.layers]
         if pp not in fine:
             yield f"pp = {nearest(pp, fine)} would divide {counted(gpus, 'GPU')} and is at most {model.layers} layers"
+    if model.moe is not None and gpus % wanted.etp:
+        yield f"etp = {nearest(wanted.etp, divisors(gpus))} would divide {counted(gpus, 'GPU')}"
     if wanted.global_batch:
         copies = _copies(wanted, gpus)
         if copies and all(wanted.global_batch % one for one in copies):
             multiples = [max(round(wanted.global_batch / one), 1) * one for one in copies]
             yield f"global_batch = {count(nearest(wanted.global_batch, multiples))} would be shared evenly by the ranks"
+    yield from _broken(wanted)
+
+
+def _broken(wanted: Wanted) -> list[str]:
+    """What was fixed to values that nothing goes with, where another value would do."""
+    told: dict[str, str] = {}
+
+    def skip(key: str, value: object, why: str) -> None:
+        if why.endswith("would do"):
+            told.setdefault(key, f"{key} = {value} {why}")
+
+    for gpus in wanted.gpus or (wanted.cluster.gpus,):
+        space = Space(wanted, gpus, wanted.batches[0], skip)
+        for grid in space.grids():
+            next(iter(space.layouts(grid)), None)
+    return list(told.values())
 
 
 def _copies(wanted: Wanted, gpus: int) -> list[int]:

@@ -96,7 +96,7 @@ class _Search:
         text = f"{brief(layout)} needs {size(memory.device)} of {size(cluster.memory_bytes)}"
         self._miss(MEMORY).add(over, text, layout)
 
-    def _skip(self, key: str, value: int, why: str) -> None:
+    def _skip(self, key: str, value: object, why: str) -> None:
         self._miss(key).add(0 if self._miss(key).count == 0 else 1, f"{key} = {value} {why}")
 
     def _miss(self, reason: str) -> Miss:

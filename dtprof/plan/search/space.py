@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import cast
 
 from dtprof.plan.search.wanted import Numbers, Wanted
-from dtprof.plan.spec import Layout, Offload, Recompute, ScheduleName, divisors
+from dtprof.plan.spec import Layout, Offload, Recompute, ScheduleName, check, divisors, nearest
 
 # tensor parallelism is tried over this many nodes, to be able to tell what it would cost
 _NODES_OF_TP = 2
@@ -15,7 +16,7 @@ _VIRTUAL = (1, 2, 3, 4, 5, 6, 8)
 # context parallelism leaves a rank at least so many tokens of a sequence
 _LEAST_TOKENS = 2048
 # key and value of what was left out, and why
-Skip = Callable[[str, int, str], None]
+Skip = Callable[[str, object, str], None]
 
 
 class Space:
@@ -45,6 +46,8 @@ class Space:
         tp, cp, pp, dp, ep = grid
         wanted = self.wanted
         for micro in self._micro_batches(dp):
+            if not self._sound(grid, micro):
+                return
             for schedule, vpp in self._schedules(pp, self.batch // (dp * micro)):
                 for zero, shard in self._shards(dp * cp, tp, pp > 1):
                     for recompute in self._recompute():
@@ -54,6 +57,20 @@ class Space:
                                 zero, shard, recompute, offload, precision, wanted.optimizer, wanted.gradient_dtype,
                                 wanted.attention, schedule,
                             )  # fmt: skip
+
+    def _sound(self, grid: tuple[int, int, int, int, int], micro: int) -> bool:
+        """Does a plain layout of this grid keep the constraints that are not enumerated, as precision and what is fixed?"""
+        tp, cp, pp, dp, ep = grid
+        wanted = self.wanted
+        cluster = replace(wanted.cluster, gpus=self.gpus)
+        for precision in wanted.precision:
+            plain = Layout(dp, micro, self.batch, wanted.seq, tp, pp, 1, cp, ep, wanted.etp, self._sequence(tp, cp),
+                           precision=precision)  # fmt: skip
+            for problem in check(self.model, cluster, plain):
+                mend = "" if problem.nearest is None else f"; {problem.nearest} would do"
+                self.skip(problem.key, problem.value, problem.message + mend)
+                return False
+        return True
 
     def _tensor(self) -> Iterator[int]:
         model = self.model
@@ -93,7 +110,9 @@ class Space:
             return
         for ep in self.wanted.ep or divisors(moe.experts):
             if moe.experts % ep or ranks % (ep * self.wanted.etp):
-                self.skip("ep", ep, f"does not divide {moe.experts} experts and {ranks} ranks")
+                fine = [one for one in divisors(moe.experts) if ranks % (one * self.wanted.etp) == 0]
+                mend = f"; {nearest(ep, fine)} would do" if fine else ""
+                self.skip("ep", ep, f"does not divide {moe.experts} experts and {ranks} ranks{mend}")
             else:
                 yield ep
 
@@ -103,7 +122,8 @@ class Space:
             if mine % micro == 0:
                 yield micro
             elif micro <= mine:
-                self.skip("micro_batch", micro, f"does not divide the {mine} sequences of a rank")
+                near = max(one for one in range(1, micro + 1) if mine % one == 0)
+                self.skip("micro_batch", micro, f"does not divide the {mine} sequences of a rank; {near} would do")
 
     def _schedules(self, pp: int, microbatches: int) -> Iterator[tuple[ScheduleName, int]]:
         wanted = self.wanted.schedule

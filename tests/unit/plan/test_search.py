@@ -155,13 +155,26 @@ def test_offloading_that_is_allowed_is_used_only_where_nothing_fits_without() ->
         ({"tp": (5,)}, "tp = 4 would divide"),
         ({"pp": (16,)}, "pp = 8 would divide"),
         ({"dp": (8,), "global_batch": 20}, "global_batch = 16"),
+        ({"model": EXPERTS, "ep": (16,)}, "16 does not divide 8 experts and 8 ranks; 8 would do"),
+        ({"model": EXPERTS, "etp": 3}, "etp = 4 would divide"),
+        ({"dp": (8,), "micro_batch": (2,)}, "the 3 sequences of a rank; 1 would do"),
     ],
 )
 def test_numbers_that_do_not_divide_say_which_would(more: dict[str, Any], message: str) -> None:
     result = found(wanted(**more))
     assert result.best is None
-    assert any(message in text for text in result.mend)
+    assert any(message in text for text in result.mend), result.mend
     assert result.misses
+
+
+def test_a_precision_that_the_gpu_lacks_is_a_constraint() -> None:
+    volta = gpu_of("Tesla V100-SXM2-32GB")
+    assert volta is not None
+    one = replace(wanted(), cluster=replace(cluster(8, 32), gpu=volta))
+    result = found(one)
+    assert result.best is None
+    assert any("no bf16 matrix products; fp16 would do" in text for text in result.mend)
+    assert found(replace(one, precision=("fp16",))).best is not None
 
 
 def test_a_large_search_is_megatrons_shape() -> None:
