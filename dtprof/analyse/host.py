@@ -20,6 +20,8 @@ from dtprof.protocols import Lens
 from dtprof.run import Run
 from dtprof.schema import MISSING32, ROLES
 
+# a collection that takes so long is felt
+_NOTABLE_NS = 1_000_000
 # runtime calls that return when the device has done what was queued before
 BLOCKING_CALLS = ("Synchronize",)
 # copies that do so, by their whole name: those with Async in it return at once
@@ -29,12 +31,14 @@ _BLOCKING_COPIES = ("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream", "cuMemcpyD
 @dataclass(frozen=True)
 class Collections:
     """Garbage collection. ``per_rank``: ns per step, mean; ``joint_ns``: mean over the steps of the longest of all ranks,
-    which is what a job that waits for its slowest rank loses; ``step_ns``: mean of the same steps."""
+    which is what a job that waits for its slowest rank loses; ``step_ns``: mean of the same steps; ``again``: in how many of
+    them a rank collected for a millisecond or more."""
 
     per_rank: dict[int, float]
     joint_ns: float
     step_ns: float
     steps: tuple[int, ...]
+    again: int
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,10 @@ def _collections(run: Run) -> Collections | None:
     spent: dict[int, dict[int, float]] = {}
     lengths: dict[int, int] = {}
     for part in run.parts:
-        steps, told = usable(run, part.ordinal), metric(run, part.ordinal, "gc_time") | _inside(run, part.ordinal)
-        mine = {step: told[step] for step in steps if step in told}
+        steps, read = usable(run, part.ordinal), metric(run, part.ordinal, "gc_time")
+        inside = {step: ns for step, ns in _inside(run, part.ordinal).items() if step <= max(read, default=-1)}
+        told, beside = read | inside, _beside_captures(run, part.ordinal)
+        mine = {step: told[step] for step in steps if step in told and step not in beside}
         if part.rank is not None and mine:
             spent.setdefault(part.rank, {}).update(mine)
             lengths |= {step: steps[step] for step in mine}
@@ -87,7 +93,15 @@ def _collections(run: Run) -> Collections | None:
     common = sorted(set.intersection(*(set(of) for of in spent.values())))
     # readings of several ranks that share no step are compared by their means
     joint = float(np.mean([max(of[step] for of in spent.values()) for step in common])) if common else max(per_rank.values())
-    return Collections(per_rank, joint, float(np.mean(list(lengths.values()))), tuple(sorted(lengths)))
+    again = len({step for of in spent.values() for step, ns in of.items() if ns >= _NOTABLE_NS})
+    return Collections(per_rank, joint, float(np.mean(list(lengths.values()))), tuple(sorted(lengths)), again)
+
+
+def _beside_captures(run: Run, part: int) -> set[int]:
+    """Steps before and behind captured ones: a tracer that starts or ends leaves garbage which is not the job's."""
+    steps = run.table("steps", part)
+    captured = set(steps["step"][steps["captured"]].tolist())
+    return ({s - 1 for s in captured} | {s + 1 for s in captured}) - captured
 
 
 def _inside(run: Run, part: int) -> dict[int, float]:

@@ -12,6 +12,8 @@ from dtprof.numbers import counted, named, percent, time
 from dtprof.protocols import Lens
 
 _LEAST_SHARE, _LEAST_GC_NS = 0.05, 1e6
+# steps in which a rank collects
+_LEAST_AGAIN = 3
 # ranks are named from this share of the longest collections on
 _NAMED_SHARE = 0.5
 
@@ -22,10 +24,12 @@ class GarbageCollection:
     id = "host.gc"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Needs our host collector. In every step the rank that collects longest counts: the others wait for it."""
+        """Needs our host collector, and collections in three steps or more: one tells nothing of the next steps. In every step
+        the rank that collects longest counts: the others wait for it.
+        """
         result: HostResult = study.result("host")
         gc = result.gc
-        if gc is None or gc.joint_ns < max(_LEAST_SHARE * gc.step_ns, _LEAST_GC_NS):
+        if gc is None or gc.again < _LEAST_AGAIN or gc.joint_ns < max(_LEAST_SHARE * gc.step_ns, _LEAST_GC_NS):
             return
         most = max(gc.per_rank.values())
         ranks = tuple(rank for rank, ns in gc.per_rank.items() if ns >= _NAMED_SHARE * most)

@@ -88,6 +88,8 @@ def changed_plan(
     """
     ranks = len(seen.ranks)
     have = seen.stages // ranks
+    if have < 1:
+        raise ValueError(f"{ranks} ranks have {seen.stages} stages: no order of passes can be planned")
     name = schedule or _schedule_of(seen)
     count = microbatches or seen.microbatches
     wanted = per_rank or ((have if have > 1 else 2) if name in ("interleaved", "zero-bubble") else 1)

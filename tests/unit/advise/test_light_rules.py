@@ -39,6 +39,11 @@ class TestGarbageCollection:
         write(tmp_path / "inside", host=lambda rank, step: 20.0, pauses=[(100.0 * k + 1, 20.0) for k in range(40)])
         assert by_rule(tmp_path / "inside")["host.gc"].seconds_per_step == pytest.approx(0.020)
 
+    @pytest.mark.parametrize("collects", [(30,), (10, 30)], ids=str)
+    def test_a_long_collection_now_and_then_tells_nothing_of_the_next_steps(self, tmp_path, collects):
+        write(tmp_path, host=lambda rank, step: 600.0 * (step in collects))
+        assert "host.gc" not in by_rule(tmp_path)
+
     def test_warm_up_does_not_count(self, tmp_path):
         write(tmp_path, host=lambda rank, step: 1000.0 * (step == 0))
         assert "host.gc" not in by_rule(tmp_path)
