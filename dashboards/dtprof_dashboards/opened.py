@@ -30,6 +30,7 @@ from dtprof.report.budget import BudgetRow, budget
 from dtprof.report.charts.timeline import Timeline, timeline
 from dtprof.report.facts import Facts, gather
 from dtprof.run import Run
+from dtprof_dashboards import roofline
 from dtprof_dashboards.memory_series import Series, series
 
 # events that a page lets models replay, and the least steps of a larger run
@@ -99,6 +100,11 @@ class Opened:
     def bandwidth(self) -> dict[tuple[str, str], Reached | str]:
         """(operation, group) -> what it reaches of what its links allow, or why that is not known."""
         return reached(self.study)
+
+    @cached_property
+    def roofs(self) -> list[roofline.Reached]:
+        """Kernels against the limits of the device; empty without its counters."""
+        return roofline.reached(self.run)
 
     @cached_property
     def experts(self) -> list[tuple[int, str, int, float]]:

@@ -11,7 +11,7 @@ from dtprof.report import svg
 from dtprof.report.charts.plain_bars import Bar, bars_figure
 from dtprof.report.html_tables import kernels_table
 from dtprof_dashboards import show
-from dtprof_dashboards.roofline import BOUND, reached
+from dtprof_dashboards.roofline import BOUND
 from dtprof_dashboards.show import Tile
 from dtprof_dashboards.view import Page, View
 
@@ -60,7 +60,7 @@ def render(view: View) -> None:
 
 def _roofs(view: View) -> None:
     """How near the kernels come to the roofs of the device, or what would tell."""
-    found = reached(view.facts.run)
+    found = view.opened.roofs
     if not found:
         show.nothing(
             "How near kernels come to the device’s limits is not known",

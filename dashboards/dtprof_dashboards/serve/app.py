@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from html import escape
 from pathlib import Path
+from shlex import quote
 
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from dtprof import __version__
 from dtprof.errors import DtprofError, InputError
+from dtprof.numbers import counted
 from dtprof.session.asking import live_parts
 from dtprof_dashboards import selection, show
 from dtprof_dashboards.listing import HERE, Entry, entries, watermark
@@ -96,12 +98,20 @@ def _nothing_here(root: Path, runs: list[Entry]) -> None:
             "This folder holds no run",
             f"Nothing in {root}, and nothing one folder deeper, is a run of dtprof, a torch.profiler trace or an nsys report.",
             "Measure a job:\ndtprof run -- torchrun --nproc_per_node=2 train.py\nor try the sample:\ndtprof job ddp --ranks 2\n"
-            "or point at traces that you have:\ndtprof dashboard FOLDER",
+            "or point at traces that you have:\ndtprof dashboard FOLDER\n"
+            f"What is wrong with a run that should be here:\ndtprof report {quote(str(root))}",
         )
         return
     show.title("Choose a run", str(root))
-    if wanted is not None:
-        show.nothing(f"There is no run {wanted} here", f"{len(runs)} others are; choose one at the left.")
+    if wanted is None:
+        return
+    others = f"{counted(len(runs), 'other is', 'others are')} here; choose one at the left."
+    path = (root / wanted).resolve()
+    if path.is_relative_to(root.resolve()) and path.exists():
+        how = f"What is wrong with it:\ndtprof report {quote(str(path))}"
+        show.nothing(f"{wanted} is no run that can be read", f"Nothing in it is one. {others}", how)
+    else:
+        show.nothing(f"There is no run {wanted} here", others)
 
 
 def _page(page: Page, places: dict[str, StreamlitPage], entry: Entry, runs: tuple[Entry, ...]) -> None:

@@ -149,6 +149,17 @@ def test_a_damaged_run_is_a_page_that_says_so(draw, shapes, tmp_path):
     assert 'class="nothing"' in drawn.markup
 
 
+def test_a_folder_that_is_no_run_is_named_with_what_tells_why(draw, shapes, tmp_path):
+    shutil.copytree(shapes / "gloo_cpu", tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "manifest.json").write_text("{")
+    drawn = draw(tmp_path, page="ranks", run="bad")
+    assert "bad is no run that can be read" in drawn.text and f"dtprof report {tmp_path / 'bad'}" in drawn.text
+    assert "1 other is here" in drawn.text
+    alone = draw(tmp_path / "bad")
+    assert "This folder holds no run" in alone.text and f"dtprof report {tmp_path / 'bad'}" in alone.text
+
+
 def test_a_table_that_cannot_be_read_is_named(draw, shapes, tmp_path):
     shutil.copytree(shapes / "gloo_cpu", tmp_path / "broken")
     (tmp_path / "broken" / "tables" / "events" / "part00001.parquet").write_bytes(b"PAR1 no")
