@@ -25,7 +25,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class _Table:
-    """Rows of one GPU (a pattern of its name) and one software; ``spread``: 95% of their errors are within this factor."""
+    """Rows of one GPU and one software (patterns of their names); ``spread``: 95% of their errors are within this factor."""
 
     gpu: str
     software: str
@@ -36,7 +36,7 @@ class _Table:
 # spreads are quantiles of the errors on the rows that were fitted (benchmarks/layout.py --fit prints them), 5% at the least:
 # published runs of one configuration lie that far apart
 _TABLES = (
-    _Table(r"A100", "megatron-2021", "724 rows of vTrain and Megatron-LM 2021 on A100", 1.28),
+    _Table(r"A100", r"megatron-202[01]", "724 rows of vTrain and Megatron-LM 2021 on A100", 1.28),
     _Table(r"A100", "fsdp-2023", "78 rows of LLM-Foundry on A100 40GB", 1.13),
     _Table(r"A100", "internevo-2024", "24 rows of InternEvo on A100", 1.05),
     _Table(r"H100 SXM", "fsdp-2023", "2 rows of LLM-Foundry on H100, the rest of the constants on A100", 1.13),
@@ -56,7 +56,7 @@ def calibration(model: Model, cluster: Cluster, software: Software, *, catalogue
     if model.moe is not None:
         return Calibration("catalogue: no rows with experts were fitted", constants, *_EXPERTS)
     for table in _TABLES:
-        if not catalogue and software.name == table.software and re.match(table.gpu, cluster.gpu.name):
+        if not catalogue and re.fullmatch(table.software, software.name) and re.match(table.gpu, cluster.gpu.name):
             return Calibration(table.name, constants, 1 / table.spread, table.spread)
     what = f"catalogue: no rows of {software.name} on {cluster.gpu.name} were fitted"
     return Calibration(what, constants, *_CATALOGUE)

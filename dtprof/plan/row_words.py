@@ -20,6 +20,7 @@ _SOURCES: tuple[tuple[str, str], ...] = (
     (r"nanotron|picotron", "eager-flash"),
     (r"bridge|nemo|megatron-core|mcore|primus|megascale", "megatron-core"),
     (r"deeplearningexamples", "ddp-eager"),
+    (r"jan\w*[-_ ]?2021|megatron.*2020", "megatron-2020"),
     (r"dlperf|libai|oneflow|2104\.04473|2205\.05198|megatron", "megatron-2021"),
 )
 # by whose count of operations a source prints FLOP/s; names of dtprof.catalogue.flops
@@ -80,6 +81,11 @@ def memory_of(source: str) -> tuple[str, bool]:
     return ("GiB" if re.search(r"torchtitan|nanotron|bridge", plain) else "GB"), "bridge" in plain
 
 
+def trains_a_part(source: str) -> bool:
+    """Does this source measure fine-tuning, of all parameters or of adapters beside them?"""
+    return "automodel" in source.lower()
+
+
 def precision_of(text: str, gpu: Gpu, source: str) -> Precision:
     """Of matrix products; without a word fp16 on Volta, Megatron-Bridge's fp8 on Hopper and later, bf16 elsewhere."""
     plain = text.lower()
@@ -121,6 +127,12 @@ def recompute_of(text: str, source: str) -> Recompute:
     if re.search(r"sel|core|attn|partial|block", plain) and "full" not in plain:
         return "selective"
     return "full"
+
+
+def sequence_parallel_of(recompute: str, software: str) -> bool:
+    """Whether norms are split over tensor-parallel ranks: as software does by default, or as said beside recomputation."""
+    said = re.search(r"\bseq|\bsp\b", recompute.lower()) is not None
+    return said or software in ("megatron-core", "eager-flash")
 
 
 def attention_of(text: str, software: Software) -> AttentionKind:

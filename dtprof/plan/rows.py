@@ -170,7 +170,7 @@ class _Reader:
             vpp=vpp if pp > 1 else 1,
             cp=cp,
             ep=self._experts(model, dp * tp * cp),
-            sequence_parallel=tp > 1 and ran.name in ("megatron-core", "eager-flash"),
+            sequence_parallel=tp > 1 and row_words.sequence_parallel_of(self["recompute"], ran.name),
             zero=stage,
             shard=shard if stage else 0,
             recompute=row_words.recompute_of(self["recompute"], self["source"]),

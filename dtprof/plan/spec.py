@@ -185,7 +185,9 @@ class Software:
     kernels are launched one by one from Python (False with CUDA graphs); ``fused_loss``: the loss writes no logits in fp32;
     ``parallel_loss``: Megatron's vocabulary-parallel one, a kernel for each of its steps; ``products``: whose matrix products
     the constants were fitted on; ``gather_hidden``: ZeRO-1's parameters are gathered beside the next forward pass;
-    ``messages_hidden``: with virtual stages messages between stages are sent beside compute.
+    ``messages_hidden``: with virtual stages messages between stages are sent beside compute; ``messages_split``: each rank of
+    tp sends its part of them (Narayanan et al. 2021, section 4.1); ``loss_in_place``: the gradient of the logits takes their
+    place, in their type (FlashAttention's cross entropy), which saves memory alone.
     """
 
     name: str
@@ -201,6 +203,8 @@ class Software:
     products: Products = "2023"
     gather_hidden: bool = False
     messages_hidden: bool = False
+    messages_split: bool = False
+    loss_in_place: bool = False
 
 
 @dataclass(frozen=True)

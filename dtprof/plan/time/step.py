@@ -96,7 +96,8 @@ class Estimator:
         """Exposed seconds of a micro-batch for sending activations on and gradients back."""
         if layout.pp < 2:
             return 0.0
-        size = 2.0 * tokens(layout) * self.model.hidden / (layout.tp if layout.sequence_parallel else 1)
+        split = layout.sequence_parallel or self.software.messages_split
+        size = 2.0 * tokens(layout) * self.model.hidden / (layout.tp if split else 1)
         near = group(2, self.cluster.gpus // layout.pp, self.cluster.gpus_per_node)
         once = setting.wires.time("send_recv", size, near)
         return 0.0 if self.software.messages_hidden and layout.vpp > 1 else 2 * layout.vpp * once

@@ -281,3 +281,9 @@ def test_nothing_measured_and_no_note_is_read(row):
     }
     assert parse({**row, **noise}) == parse(row)
     assert not set(noise) & set(READ)
+
+
+def test_sequence_parallelism_is_said_beside_recomputation_or_a_default():
+    assert row_words.sequence_parallel_of("selective + sequence parallel", "megatron-2021")
+    assert not row_words.sequence_parallel_of("selective", "megatron-2021")
+    assert row_words.sequence_parallel_of("", "megatron-core")

@@ -249,3 +249,41 @@ def test_half_the_clock_doubles_products():
 def test_every_software_gives_a_time_for_dense_and_mixed_models(name):
     for model in (LLAMA, preset("Mixtral 8x7B"), preset("Moonlight 16B-A3B")):
         assert 0 < step(ran=name, cluster=H100, model=model).seconds < 1000
+
+
+def test_messages_that_ranks_of_tp_share_are_shorter():
+    far = replace(PARALLEL, tp=8, pp=8, dp=1, global_batch=16)
+    whole, split = (step(far, ran=name).messages for name in ("megatron-2020", "megatron-2021"))
+    assert 0 < split < whole / 4
+
+
+# Korthikanti et al. 2022, table 5: seconds of a step on A100 80GB with full recomputation, and with selective recomputation and
+# sequence parallelism; none of them was fitted
+KORTHIKANTI = [
+    ("Megatron 22B", {"tp": 8, "micro_batch": 4, "global_batch": 4}, 1.42, 1.10),
+    (
+        "Megatron 175B",
+        {"tp": 8, "pp": 8, "vpp": 3, "micro_batch": 1, "global_batch": 64, "schedule": "interleaved"},
+        18.13,
+        13.75,
+    ),
+    (
+        "Megatron 530B",
+        {"tp": 8, "pp": 35, "vpp": 3, "micro_batch": 1, "global_batch": 280, "schedule": "interleaved"},
+        49.05,
+        37.83,
+    ),
+    ("Megatron 1T", {"tp": 8, "pp": 64, "micro_batch": 1, "global_batch": 512}, 94.42, 71.49),
+]
+
+
+def test_published_steps_of_large_models():
+    errors = []
+    for name, values, full, selective in KORTHIKANTI:
+        layout = Layout(dp=1, seq=2048, precision="fp16", attention="unfused", **values)
+        cluster = replace(A100, gpus=layout.gpus)
+        ways = ((full, {"recompute": "full"}), (selective, {"recompute": "selective", "sequence_parallel": True}))
+        for measured, changes in ways:
+            errors.append(step(replace(layout, **changes), cluster, "megatron-2021", preset(name)).seconds / measured - 1)
+    assert sum(map(abs, errors)) / len(errors) < 0.08
+    assert max(map(abs, errors)) < 0.15
