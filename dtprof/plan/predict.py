@@ -9,11 +9,10 @@ from pathlib import Path
 
 from dtprof.catalogue.flops import CONVENTIONS, Counted
 from dtprof.errors import InputError
-from dtprof.plan import sizes
+from dtprof.plan import row_words, sizes
 from dtprof.plan.calibrated import Calibration, calibration
 from dtprof.plan.memory import fits, peak_bytes
 from dtprof.plan.memory.breakdown import GIB, Memory
-from dtprof.plan.row_words import memory_of
 from dtprof.plan.rows import CannotPredict, Row, parse
 from dtprof.plan.spec import Recompute
 from dtprof.plan.time.step import Estimator
@@ -53,9 +52,10 @@ class Predictor:
     def _predicted(self, plan: Row, row: Mapping[str, str]) -> dict[str, str]:
         rests, seconds = self.estimate(plan)
         tokens = plan.layout.tokens / seconds / plan.cluster.gpus
-        memory, fit, said = _memory(plan, str(row.get("recompute") or ""))
+        source = str(row.get("source") or "")
+        memory, fit, said = _memory(plan, str(row.get("recompute") or "").lower(), source)
         reasons = [*([f"assumed: {'; '.join(plan.assumed)}"] if plan.assumed else []), *said]
-        unit, allocated = memory_of(str(row.get("source") or ""))
+        unit, allocated = row_words.memory_of(source)
         peak = memory.allocated if allocated else memory.reserved
         low, high = rests.interval(seconds)
         return {
@@ -74,13 +74,15 @@ class Predictor:
         }
 
 
-def _memory(plan: Row, recompute: str) -> tuple[Memory, bool, list[str]]:
+def _memory(plan: Row, recompute: str, source: str) -> tuple[Memory, bool, list[str]]:
     """Memory of the rank that needs most, whether it can fit, and what to say of it.
 
-    A row that says nothing of recomputation is laid out with as little of it as fits.
+    A row that says nothing of recomputation is laid out with as little of it as fits, and one that recomputes some blocks with
+    as many as fit takes.
     """
-    tried: list[Recompute] = [plan.layout.recompute]
-    if not recompute.strip():
+    tried: list[Recompute] = ["full" if "full" in recompute else plan.layout.recompute]
+    by_block = tried == ["selective"] and plan.software.fsdp == 1
+    if not recompute.strip() or by_block:
         tried += [one for one in ("selective", "full") if one != plan.layout.recompute]
     for one in tried:
         layout = replace(plan.layout, recompute=one)
@@ -94,6 +96,8 @@ def _memory(plan: Row, recompute: str) -> tuple[Memory, bool, list[str]]:
     told = f"{memory.allocated / 1e9:.1f} of {plan.cluster.memory_bytes / 1e9:.0f} GB"
     if memory.allocated <= plan.cluster.memory_bytes * (1 + MEMORY_ERROR):
         return memory, True, [f"too close to tell: {told}, and the memory model is known to {MEMORY_ERROR:.0%}"]
+    if row_words.trains_a_part(source):
+        return memory, True, [f"needs {told} if all parameters are trained, which this source does not say"]
     return memory, False, [f"needs {told}"]
 
 

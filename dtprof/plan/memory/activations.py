@@ -44,6 +44,8 @@ def per_layer(model: Model, layout: Layout, software: Software, *, experts: bool
         kept, again = shape.hidden(1), whole
     elif by_operation(layout, software):
         kept, again = shape.by_operation(experts), whole
+    elif by_block(layout, software):
+        kept, again = (whole + shape.hidden(1)) / 2, whole
     elif layout.recompute == "selective":
         kept, again = whole - shape.scores(), shape.scores()
     else:
@@ -59,6 +61,11 @@ def by_operation(layout: Layout, software: Software) -> bool:
     return layout.recompute == "selective" and software.fsdp == 2
 
 
+def by_block(layout: Layout, software: Software) -> bool:
+    """Selective recomputation of whole blocks, as with FSDP of flat parameters: every other one here, as users choose."""
+    return layout.recompute == "selective" and software.fsdp == 1
+
+
 class _Shape:
     """Bytes per token of the parts of a layer; what is parted over tp, and over the sequence, is divided here."""
 
@@ -66,8 +73,8 @@ class _Shape:
         self.model, self.layout = model, layout
         self.size = element_bytes(layout.precision)
         self.outside = sequence_parts(layout)
-        # models with learned positions have dropout: masks of a byte
-        self.masks = 1 if model.positions == "learned" else 0
+        # models with learned positions whose attention writes its scores have dropout: masks of a byte
+        self.masks = 1 if model.positions == "learned" and layout.attention == "unfused" else 0
         mla = model.mla
         if mla is None:
             self.queries = model.heads * model.head_dim / layout.tp

@@ -19,7 +19,7 @@ def logit_bytes(layout: Layout, software: Software) -> tuple[int, int]:
     12. A fused loss reads the logits and writes their gradient, both as matrix products take them.
     """
     size = element_bytes(layout.precision)
-    return (size, 2 * size) if software.fused_loss else (4, 12)
+    return (size, 2 * size) if software.fused_loss or software.loss_in_place else (4, 12)
 
 
 def logits(model: Model, layout: Layout, software: Software, in_flight: float) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dtprof.plan.memory import buffers
 from dtprof.plan.memory.activations import Kept, per_layer, sequence_parts, tokens
-from dtprof.plan.memory.breakdown import Memory
+from dtprof.plan.memory.breakdown import GIB, Memory
 from dtprof.plan.memory.flight import in_flight
 from dtprof.plan.memory.states import element_bytes, held, states
 from dtprof.plan.spec import Cluster, Layout, Model, Software
@@ -33,12 +33,13 @@ def per_stage(model: Model, cluster: Cluster, layout: Layout, software: Software
 
 
 def fits(memory: Memory, cluster: Cluster) -> Fit:
-    """``fits`` with the allowances for fragmentation and context; ``tight`` where it fits without them: a run at that size may
-    succeed, with an allocator that does not fragment; ``no`` where what is allocated alone is too much.
+    """``fits`` with the allowances for fragmentation and context; ``tight`` where it fits without them, on a card with as many
+    GiB as its name says GB: a run at that size may succeed, with an allocator that does not fragment; ``no`` where what is
+    allocated alone is too much.
     """
     if memory.device <= cluster.memory_bytes:
         return "fits"
-    return "tight" if memory.allocated <= cluster.memory_bytes else "no"
+    return "tight" if memory.allocated <= cluster.memory_bytes * GIB / 1e9 else "no"
 
 
 def _all(model: Model, layout: Layout, software: Software, wanted: Iterable[Stage]) -> Iterator[Memory]:

@@ -39,8 +39,10 @@ def test_activations_of_a_layer_are_korthikantis(t: int, parallel: bool) -> None
         found = layer(replace(known, recompute=recompute))  # type: ignore[arg-type]
         assert found == pytest.approx(s * b * h * factor, rel=0.001)
     assert layer(replace(known, recompute="full")) == 2 * s * b * h / (t if parallel else 1)
+    # without scores, and without dropout's two masks
     flash = layer(replace(known, attention="flash"))
-    assert flash == pytest.approx(layer(replace(known, recompute="selective")), rel=0.001)
+    masks = 2 * s * b * h / (t if parallel else 1)
+    assert flash == pytest.approx(layer(replace(known, recompute="selective")) - masks, rel=0.001)
 
 
 def test_a_layer_keeps_what_torch_saves_of_it() -> None:
@@ -188,7 +190,9 @@ def test_the_boundary() -> None:
 
     assert fits(memory(70 * 10**9), CLUSTER) == "fits"
     assert fits(memory(79 * 10**9), CLUSTER) == "tight"
-    assert fits(memory(81 * 10**9), CLUSTER) == "no"
+    # the card that is called 80 GB has 80 GiB at most
+    assert fits(memory(85 * 10**9), CLUSTER) == "tight"
+    assert fits(memory(86 * 10**9), CLUSTER) == "no"
     assert memory(70 * 10**9).document()["device_bytes"] == 77_500_000_000
 
 

@@ -122,7 +122,7 @@ def test_slower_constants_slow_compute_alone() -> None:
     own = own_of(run_of(mesh={"dp": 1, "tp": 8}))
     plain = Estimator(own.model, own.cluster, own.software, Constants()).step(own.layout).busy
     twice = Estimator(own.model, own.cluster, own.software, slower(Constants(), 2.0)).step(own.layout).busy
-    assert twice.products == pytest.approx(2 * plain.products)
+    assert 1.8 * plain.products < twice.products <= 2 * plain.products
     assert twice.tp == plain.tp
 
 
