@@ -124,7 +124,7 @@ def _cause(s: Straggler) -> tuple[str, str]:
         own, others = s.clocks_mhz
         return (
             f"its SM clock is at {own:,.0f} MHz, that of its peers at {others:,.0f} MHz",
-            f"The work is the same ({counts}), and its clock is {percent(1 - own / others)} lower: temperature, power, or a limit.",
+            f"The work is the same ({counts}), and its clock is {percent(1 - own / others)} lower: heat, power, or a limit.",
         )
     same_input = s.by_key["idle_input_ns"] < s.excess.centre / 10
     told = "same work" + (", same input time" if same_input else "") + (", no GC" if s.gc_ns is not None else "")
