@@ -43,10 +43,13 @@ def main() -> int:
                     tab.wait_for_selector(".dt .foot", timeout=60_000)
                     tab.wait_for_selector("[data-test-script-state=notRunning]", timeout=60_000)
                     if page == "whatif":
+                        tab.wait_for_selector(".dt h2:text-matches('What no model')", timeout=60_000)
+                        tab.wait_for_timeout(1000)
                         tab.click(f"[data-testid=stSelectbox]:has-text('{EDIT[0]}') input")
                         tab.click(f"[role=option]:has-text('{EDIT[1]}')")
                         tab.wait_for_selector(".dt h2:text-matches('Predicted beside|Withheld')", timeout=60_000)
                         tab.wait_for_selector("[data-test-script-state=notRunning]", timeout=60_000)
+                    tab.evaluate("document.querySelector('[data-testid=stMain]').scrollTo(0, 0)")
                     tab.wait_for_timeout(2000)
                     tab.screenshot(path=folder / f"{page}.{theme}.png")
             browser.close()

@@ -88,6 +88,8 @@ def _names(parts: Mapping[str, float], left: float, per_ns: float, width: float)
         if start >= left:
             body += [svg.line(x, y + 4, x, TOP - 1, "lead"), svg.text(start, y, name, "b")]
             free[y] = start
+            # no name of the lower row on a leader
+            free[LOW] = min(free[LOW], x)
     return body
 
 

@@ -223,3 +223,16 @@ def test_what_moved_points_where_it_went():
 
 def test_a_step_that_the_capture_cuts_is_no_column():
     assert bars(eight_ranks(), 3) == []
+
+
+@pytest.mark.parametrize("ms", [(94, 12, 12, 10), (80, 3, 3, 3), (5, 60, 4, 60), (100, 4, 90, 2)])
+def test_names_of_the_parts_lie_on_no_leader_and_on_no_other(ms):
+    step = parts(compute=ms[0], comm_wait=ms[1], comm_transfer=ms[2], idle_host=ms[3])
+    root = ET.fromstring(predicted.beside_figure([predicted.Beside("measured now", "", sum(ms) * MS, step)], 760.0))
+    names = [(float(t.get("x")), float(t.get("y")), svg.width_of(t.text or "", bold=True)) for t in root.iter("text")]
+    names = [n for n in names if n[1] < predicted.TOP]
+    leaders = [(float(line.get("x1")), float(line.get("y1"))) for line in root.iter("line") if line.get("class") == "lead"]
+    assert len(names) == len(leaders) >= 3
+    for x, y, wide in names:
+        assert not [at for at, top in leaders if x < at < x + wide and top < y - 4]
+        assert not [n for n in names if n[1] == y and x < n[0] < x + wide]
