@@ -12,6 +12,7 @@ from dtprof.advise.places import timed_steps
 from dtprof.analyse.compute_mfu import Mfu
 from dtprof.analyse.goodput import CATEGORIES, WORDS, GoodputResult
 from dtprof.analyse.results import ACCOUNTING, settled
+from dtprof.findings import Finding
 from dtprof.numbers import Scale, count, counted, digits, interval, listing, percent, time
 from dtprof.report.budget import BudgetRow, basis, left_out, mean, no_steps, shown
 from dtprof.report.charts.budget import budget_figure, undrawn
@@ -178,10 +179,17 @@ def _findings(facts: Facts) -> None:
     rows = ""
     for finding in facts.findings:
         mark = f'<span class="sev {finding.severity}">{SIGNS[finding.severity]} {finding.severity}</span>'
-        costs = f"costs {cost(finding, scale)}" + (f", {share(finding)}" if share(finding) else "")
+        costs = _worth(finding, scale)
         where = f'<span class="muted">{escape(place(finding))}</span>'
         rows += f'<tr><td>{mark}</td><td><b>{inline(finding.title)}</b></td><td>{where}</td><td class="n">{costs}</td></tr>'
     show.section("What was found", "", f'<table class="brief"><tbody>{rows}</tbody></table>')
+
+
+def _worth(finding: Finding, scale: Scale) -> str:
+    """What the fault costs; where that is not known, what its repair is predicted to save."""
+    if finding.seconds_per_step is None and finding.prediction is not None:
+        return f"saves {scale.with_unit(finding.prediction.seconds_per_step * 1e9)}, predicted"
+    return f"costs {cost(finding, scale)}" + (f", {share(finding)}" if share(finding) else "")
 
 
 def _quality(facts: Facts) -> None:

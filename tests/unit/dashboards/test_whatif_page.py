@@ -9,11 +9,17 @@ import pytest
 pytest.importorskip("streamlit", reason="make setup installs the extra dashboard")
 
 import dtprof
+from dtprof.advise import findings
 from dtprof.advise.verify import Saving, VerdictRow
-from dtprof.edits import parse_edits
+from dtprof.analyse import study_of
+from dtprof.edits import KEYS, Edit, parse_edits
+from dtprof.model.fsdp.whatif import KEYS as FSDP_KEYS
 from dtprof.model.offered import offers
-from dtprof.model.whatif import what_if
+from dtprof.model.on_device import knows
+from dtprof.model.pipeline.whatif import KEYS as PIPELINE_KEYS
+from dtprof.model.whatif import DDP_KEYS, what_if
 from dtprof.numbers import percent, time
+from dtprof_dashboards.controls import VALUES
 from tests.unit.dashboards.conftest import Drawn, write_run
 from tests.unit.model.test_fsdp import measured
 
@@ -102,3 +108,21 @@ def test_of_a_large_run_some_steps_are_replayed_and_that_is_said(draw, truth, mo
     monkeypatch.setattr(opened, "MOST_REPLAYED", 100)
     opened.read.clear()
     assert "Replayed are steps 1010 to 1012 of 5, for the run has" in draw(path, page="whatif").text
+
+
+def test_every_key_that_a_model_may_follow_has_values_to_choose_from():
+    graph = {key for key in KEYS if knows([Edit(key, True)])}
+    followed = {*PIPELINE_KEYS, *FSDP_KEYS, *DDP_KEYS, *graph, "ideal.loader"} - {"ideal.rank"}
+    assert followed <= VALUES.keys() <= KEYS.keys()
+    for key, values in VALUES.items():
+        assert parse_edits(f"{key}={value}" for value in values[:1])
+        for value in values:
+            KEYS[key].read(value)
+
+
+def test_a_finding_with_a_prediction_alone_says_what_it_saves(draw, fsdp):
+    told = [f for f in findings(study_of(dtprof.open_run(fsdp))) if f.prediction is not None and f.seconds_per_step is None]
+    text = draw(fsdp, page="overview").text
+    assert told and text.count("predicted") >= len(told)
+    for finding in told:
+        assert re.search(re.escape(plain(finding.title)) + r".{0,60}saves [\d.]+ (ms|us), predicted", text)
