@@ -6,9 +6,9 @@
 Every block takes a stated time, divided over tensor parallelism; what the network and the processes add is real. The planner
 knows the time of a block, the hosts and the rate between them, what collectives of the ranks of one host take by themselves
 (``dtprof job collectives``, run first or given), and from one run with blocks of a fifth of the time (dp 2 tp 2 pp 2) what
-tensor parallelism adds to a block beyond that. Its search then ranks the layouts. Rows are {layout, predicted_s, measured_s (median of
-the steps after two)}; ``regret`` is how much longer the planner's best took than the best. --record adds what was measured to
-FILE and takes what it has already. Needs root for the lab.
+tensor parallelism adds to a block beyond that. Its search then ranks the layouts. Rows are {layout, predicted_s, measured_s
+(median of the steps after two)}; ``regret`` is how much longer the planner's best took than the best. --record adds what was
+measured to FILE and takes what it has already. Needs root for the lab.
 """
 
 import argparse
