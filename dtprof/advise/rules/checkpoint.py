@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.advise.places import severity_of
+from dtprof.analyse.checkpoint import CheckpointResult
 from dtprof.findings import Evidence, Finding
 from dtprof.numbers import counted, named, time
 from dtprof.protocols import Lens
@@ -40,6 +41,7 @@ class SavingThread:
     def find(self, study: Lens) -> Iterator[Finding]:
         """Compares own time (data and forward phase) after a save with that of the same rank's later steps."""
         after = {p.rank: found for p in study.run.parts if p.rank is not None and (found := _after(study.run, p.ordinal))}
+        after = {rank: found for rank, found in after.items() if not _waited(study, rank, found.excess_ns)}
         worst = max(after.values(), key=lambda found: found.excess_ns, default=None)
         if worst is None or worst.excess_ns < max(_LEAST_NS, _LEAST_SHARE * worst.step_ns):
             return
@@ -70,6 +72,14 @@ class SavingThread:
             verify="measure again: the steps after a save should be as long as the others",
             share=cost / worst.step_ns,
         )
+
+
+def _waited(study: Lens, rank: int, excess_ns: float) -> bool:
+    """Does the rank come out of a save so much before another one that waiting for that one explains the excess?"""
+    result: CheckpointResult = study.result("checkpoint")
+    took = {saves.rank: saves.usual_ns for saves in result.saves}
+    sooner = max(took.values(), default=0.0) - took.get(rank, 0.0)
+    return sooner > 0 and sooner >= excess_ns / 2
 
 
 def _steps(found: _After) -> str:

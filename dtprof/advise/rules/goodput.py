@@ -13,6 +13,8 @@ from dtprof.numbers import counted, named, percent, seconds, time
 from dtprof.protocols import Lens
 
 _LEAST_SHARE = 0.05
+# saves are in the job's own hands: less of the time is worth a low finding
+_SAVING_SHARE = 0.02
 _LEAST_SAVES = 2
 # ranks are named from this share of the longest save on
 _NAMED_SHARE = 0.5
@@ -33,7 +35,7 @@ class CheckpointStall:
             return
         cost = worst.usual_ns / every
         share = cost / (cost + result.step_ns)
-        if share < _LEAST_SHARE:
+        if share < _SAVING_SHARE:
             return
         ranks = tuple(s.rank for s in result.saves if s.usual_ns >= _NAMED_SHARE * worst.usual_ns)
         others = [s for s in result.saves if s.rank not in ranks]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtprof.analyse.memory import MemoryResult, PartMemory
+from dtprof.analyse.memory_creep import Creep as Growth
 from dtprof.analyse.memory_room import Room
 from dtprof.findings import Evidence, Finding
 from dtprof.numbers import count, counted, memory, named, percent
@@ -13,7 +14,7 @@ from dtprof.protocols import Lens
 # free memory beside live blocks is worth a word from this share of what is reserved on, where memory is tight
 _LEAST_HELD = 0.10
 _TIGHT = 0.80
-# growth below this fills nothing within any training, bytes per step
+# a process grows by less than this for reasons of its own (arenas, caches of the tracer), bytes per step
 _SERIOUS = 64 * 1024
 
 
@@ -81,7 +82,7 @@ class Creep:
         """The test of docs/memory.md; its false alarms are one in a thousand series. No price: a leak costs the whole job."""
         result: MemoryResult = study.result("memory")
         room: Room = study.result("memory_room")
-        bad = [(p, p.creep) for p in result.parts if p.creep is not None and p.creep.grows]
+        bad = [(p, p.creep) for p in result.parts if p.creep is not None and _leaks(p.creep)]
         if not bad:
             return
         worst, growth = max(bad, key=lambda one: one[1].bytes_per_step)
@@ -98,7 +99,7 @@ class Creep:
         )
         yield Finding(
             rule=self.id,
-            severity="medium" if growth.low >= _SERIOUS or left is not None else "low",
+            severity="medium",
             title=f"Memory of {named('rank', ranks) if ranks else 'the process'} grows by "
             f"{memory(round(growth.bytes_per_step))} per "
             f"step{full}",
@@ -114,3 +115,8 @@ class Creep:
             apply="detach what is kept beyond the step; bound caches",
             verify="run again: the report says no steady growth, with its limit",
         )
+
+
+def _leaks(growth: Growth) -> bool:
+    """Does it grow, and on the host by more than processes do anyway?"""
+    return growth.grows and (growth.metric == "memory_allocated" or growth.low >= _SERIOUS)

@@ -80,6 +80,17 @@ class TestCheckpointStall:
               phases=lambda r, s: {"checkpoint": 10.0} if saves(s) else {})  # fmt: skip
         assert "checkpoint.stall" not in by_rule(tmp_path)
 
+    def test_the_ranks_that_wait_afterwards_have_no_saving_thread(self, tmp_path):
+        # rank 1 saves alone; in the next step rank 0 waits for it inside its forward pass, as pipeline stages do
+        def took(rank, step):
+            waits = 60.0 * (rank == 0 and step % EVERY == 0 and step > 0)
+            return {"forward": 30.0 + waits, **({"checkpoint": 60.0} if rank == 1 and saves(step) else {})}
+
+        write(tmp_path, kind=lambda r, s: "checkpoint" if saves(s) else None, phases=took)
+        rules = by_rule(tmp_path)
+        assert rules["checkpoint.stall"].ranks == (1,)
+        assert "checkpoint.saving_thread" not in rules
+
     def test_one_save_has_no_interval(self, tmp_path):
         write(tmp_path, kind=lambda r, s: "checkpoint" if s == 20 else None,
               phases=lambda r, s: {"checkpoint": 900.0} if s == 20 else {})  # fmt: skip
@@ -177,6 +188,33 @@ class TestRestartCost:
     def test_a_short_restart_of_a_long_run_is_no_matter(self, tmp_path):
         restarted(tmp_path, steps=300, restart_ms=300.0)
         assert "training.restart" not in by_rule(tmp_path)
+
+
+class TestCreep:
+    @staticmethod
+    def grown(folder, kib):
+        """Resident memory of rank 1 that grows by ``kib`` in every step, with a little noise."""
+
+        def resident(rank, step):
+            return [(step, "memory_rss", float(2**28 + (kib * 1024 * step if rank == 1 else 0) + 4096 * (step * 7 % 3)))]
+
+        write(folder, steps=80, metrics=resident)
+
+    def test_the_rank_that_keeps_something_is_named(self, tmp_path):
+        self.grown(tmp_path, 512)
+        found = by_rule(tmp_path)["memory.creep"]
+        assert (found.ranks, found.severity, found.seconds_per_step) == ((1,), "medium", None)
+        assert "grows by 512.0 KiB per step" in found.title.replace("\xa0", " ")
+
+    @pytest.mark.parametrize("kib", [0, 16])
+    def test_what_every_process_does_is_healthy(self, tmp_path, kib):
+        self.grown(tmp_path, kib)
+        assert "memory.creep" not in by_rule(tmp_path)
+
+    def test_few_steps_are_not_judged(self, tmp_path):
+        write(tmp_path, steps=15, metrics=lambda r, s: [(s, "memory_rss", 2.0**28 + 2**20 * s)])
+        assert "memory.creep" not in by_rule(tmp_path)
+        assert "judged" in study(tmp_path).result("memory").parts[0].why["creep"]
 
 
 class TestUneven:
