@@ -224,7 +224,7 @@ def _delays(run: Run, parts: list[PartAccount], common: list[int]) -> Floats | N
     rows = []
     for part in parts:
         table = run.table("metrics", part.part)
-        mine = table.is_("metric", "run_delay")
+        mine = table.is_("metric", "run_delay") & table.known("value")
         of = dict(zip(table["step"][mine].tolist(), table["value"][mine].tolist(), strict=True))
         if not all(s in of for s in common):
             return None

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from dtprof.advise import findings
+from dtprof.analyse import study_of
 from dtprof.analyse.stragglers import excess_of
 from dtprof.table import Table
 from tests.unit.kineto_maker import Trace, found, study, verdict
+from tests.unit.shapes.build import PartBuilder, matched, shape
 
 MS = 1e6
 
@@ -120,3 +122,36 @@ def test_one_captured_step_is_not_enough(tmp_path):
     s = study(path)
     assert s.result("stragglers").found == ()
     assert "complete steps" in s.result("stragglers").abstained
+
+
+def staged(work, coordinates):
+    """Four ranks on CPUs, two pipelines of two stages: us of work per step, a message, an all-reduce that ends at 20 ms."""
+    builders = []
+    for r, us in enumerate(work):
+        p = PartBuilder(r, r, world_size=4, backend="gloo")
+        training, other = p.thread(), p.thread("gloo", 2, "pt_gloo_runloop")
+        group = p.group("0", (0, 1, 2, 3), backend="gloo")
+        for step in range(5):
+            at = 30_000 * step
+            p.span(training, "cpu_op", "work", at, at + us, step=step)
+            event = p.span(other, "comm", "gloo:send", at + 10, at + 20, step=step)
+            p.comm(event, "send", group, None, 64, peer=r ^ 1)
+            event = p.span(other, "comm", "gloo:all_reduce", at + us, at + 20_000, step=step)
+            p.comm(event, "all_reduce", group, step, 1 << 20)
+            p.step(step, at, at + 20_000)
+        builders.append(p)
+    mesh = {"dp": 2, "pp": 2} if coordinates else {}
+    places = {str(r): {"dp": r // 2, "pp": r % 2} for r in range(4)} if coordinates else {}
+    return study_of(matched(shape(builders, {}, kind="dtprof", world_size=4, mesh=mesh, coordinates=places)))
+
+
+def test_ranks_of_one_stage_are_compared_with_each_other():
+    """Stage 1 has more work than stage 0 and is none the slower for it; of its two ranks the second is slow."""
+    (found_,) = staged([6_000, 10_000, 6_000, 14_000], True).result("stragglers").found
+    assert found_.rank == 3
+    assert found_.excess.centre == pytest.approx(4 * MS, rel=0.01)
+    assert staged([6_000, 10_000, 6_000, 10_000], True).result("stragglers").found == ()
+
+
+def test_messages_between_ranks_of_unknown_stages_make_it_abstain():
+    assert "pipeline stages" in staged([6_000, 10_000, 6_000, 14_000], False).result("stragglers").abstained
