@@ -9,7 +9,10 @@ from dtprof.findings import Evidence, Finding
 from dtprof.numbers import counted, named
 from dtprof.protocols import Lens
 
-_TIMES = "state and order of operations, as each rank had recorded them"
+_TIMES = (
+    "From the state and order of operations, as each rank had recorded them. Dumps of a running job that were written at different "
+    "instants can look alike: is the job standing still?"
+)
 
 
 class MissingRank:
@@ -46,7 +49,7 @@ class MissingRank:
             evidence=(
                 *(Evidence(_sentence(s), s.events) for s in result.stuck[:6]),
                 *(Evidence(f"Rank {r} was last in: {result.stacks[r]}.") for r in result.culprits if r in result.stacks),
-                Evidence(f"From the {_TIMES}."),
+                Evidence(_TIMES),
             ),
             why=why,
             next=remedy,
