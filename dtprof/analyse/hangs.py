@@ -2,8 +2,8 @@
 
 Needs the state of operations, as torch's flight recorder has it. Ranks wait in an operation that has not completed; a member
 that is recorded and has not got to it is absent. An absent rank that waits in an operation of another group waits for that
-one's absent ranks in turn, and so on to the ranks that wait in nothing, or were not recorded: they are what all others wait for.
-Where the chain closes, ranks enter operations of several groups in different orders.
+one's absent ranks in turn, and so on to the ranks that wait in nothing, or were not recorded: they are what all others wait
+for. Where the chain closes, ranks enter operations of several groups in different orders.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from dtprof.numbers import counted, named
 from dtprof.protocols import Lens
 
 _TIMES = (
-    "From the state and order of operations, as each rank had recorded them. Dumps of a running job that were written at different "
-    "instants can look alike: is the job standing still?"
+    "From the state and order of operations, as each rank had recorded them. Dumps of a running job that were written at "
+    "different instants can look alike: is the job standing still?"
 )
 
 
