@@ -12,7 +12,7 @@ from typing import Any, get_args
 from dtprof.catalogue.hardware import PCIE_X16_GB_S
 from dtprof.errors import InputError
 from dtprof.plan import presets
-from dtprof.plan.machines import gpu_called
+from dtprof.plan.machines import NODES, gpu_called
 from dtprof.plan.spec import Cluster, Layout, Mla, Model, Moe, Offload, Positions
 
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -74,6 +74,7 @@ def model_of(table: object, where: str, folder: Path = Path()) -> Model:
 def cluster_of(table: object, where: str, folder: Path = Path()) -> Cluster:
     """A cluster from a table: ``gpu``, ``gpus``, ``gpus_per_node``, ``memory``, ``intra``, ``inter`` and the rest of Cluster.
 
+    ``preset`` names nodes that are sold (``DGX H100``), of which ``gpus`` GPUs are taken.
     What is left out comes from the hardware catalogue: memory, fast links; ``inter`` is asked for with more than one node.
     Sizes have units (``80 GB``, ``74.5 GiB``), and so have rates (``8x200 Gbit/s``, ``50 GB/s``), per direction.
     """
@@ -81,6 +82,12 @@ def cluster_of(table: object, where: str, folder: Path = Path()) -> Cluster:
         tables = read_toml(folder / table)
         return cluster_of(tables.get("cluster", tables), str(folder / table))
     known = _table(table, where, "cluster")
+    named = known.pop("preset", None)
+    if named is not None:
+        if named not in NODES:
+            raise InputError(f"{where}: cluster.preset {named!r} is not known", f"one of {', '.join(NODES)}")
+        known = {"name": named, **NODES[named], **known}
+        known["gpus_per_node"] = min(known["gpus_per_node"], _whole(known.get("gpus", 1), where, "cluster.gpus"))
     allowed = ("gpu", "gpus", "gpus_per_node", "memory", "intra", "inter", "rails", "pod_gpus", "pod_share", "name")
     _no_others(known, allowed, where, "cluster")
     gpu = gpu_called(str(known.get("gpu", "")))

@@ -25,6 +25,8 @@ _NODE = 8
 _HOPPER = 90
 # GPT-2's vocabulary, BERT's
 _VOCABULARY, _BERT_VOCABULARY = 50257, 30522
+# no row has more
+_MOST, _MOST_OF_ANY = {"layers": 10_000, "pp": 10_000, "vpp": 1_000, "gpus": 10_000_000}, 1_000_000_000
 # constraints worth a word where a row breaks them: it ran all the same
 _TOLD = ("dp", "tp", "pp", "vpp", "ep")
 # sequences of a pass where a table is silent and there is no pipeline
@@ -82,7 +84,11 @@ class _Reader:
 
     def whole(self, key: str) -> int | None:
         found = self.number(key)
-        return None if found is None or found < 1 else round(found)
+        if found is None or not found >= 1:
+            return None
+        if found > _MOST.get(key, _MOST_OF_ANY):
+            raise CannotPredict(f"{key} {self.row[key]} is out of range")
+        return round(found)
 
     def model(self) -> Model:
         known = presets.find(self["model"])
@@ -190,7 +196,7 @@ class _Reader:
         tp, pp, dp = self.whole("tp"), self.whole("pp"), self.whole("dp")
         if (tp is None or pp is None) and dp is not None:
             parts = max(gpus // (dp * cp), 1)
-            tp = tp or max(one for one in divisors(parts) if one <= _NODE and parts % ((pp or 1) * one) == 0)
+            tp = tp or max((one for one in divisors(parts) if one <= _NODE and parts % ((pp or 1) * one) == 0), default=1)
             pp = pp or max(parts // tp, 1)
             if tp * pp > 1:
                 self.assumed.append(f"tp {tp}, pp {pp}")

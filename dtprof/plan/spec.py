@@ -7,6 +7,7 @@ bandwidths in GB/s (1e9 bytes) per direction. Words: Narayanan et al. 2021 (Mega
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isqrt
 from typing import Literal, get_args
 
 from dtprof.catalogue.hardware import Gpu
@@ -228,7 +229,8 @@ def nearest(value: int, allowed: list[int]) -> int | None:
 
 def divisors(number: int) -> list[int]:
     """All divisors, ascending."""
-    return [one for one in range(1, number + 1) if number % one == 0]
+    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    return small + [number // one for one in reversed(small) if one * one != number]
 
 
 def check(model: Model, cluster: Cluster, layout: Layout) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 
 import pytest
 
@@ -153,6 +154,23 @@ def test_the_same_constants_for_rows_of_one_kind():
     plan = parse(dict(zip(HEADER, MPT, strict=True)))
     assert predictor.estimate(plan) == predictor.estimate(plan)
     assert len(predictor.known) == 1
+
+
+JUNK = ("", "0", "-1", "1e400", "nan", "inf", "1e12", "3.7", "abc", "8x", "99999999999999999999", "full", "fp8",
+        "ZeRO-9 group=0", "H100", "V100", "T4", "1", "2", "3", "5", "1000", "HSDP", "Mixtral 8x7B", "DeepSeek-V3", "BERT",
+        "Llama 3 8B")  # fmt: skip
+
+
+def test_no_row_is_too_strange_to_be_answered():
+    draw = random.Random(7)
+    for _ in range(400):
+        row = dict(zip(HEADER, draw.choice((MPT, RESNET, HUGE)), strict=True))
+        row |= {name: draw.choice(JUNK) for name in draw.sample(HEADER, draw.randint(1, 9))}
+        found = Predictor().row(row)
+        if found["pred_step_time_s"]:
+            assert 0 < float(found["pred_low"]) < float(found["pred_step_time_s"]) < float(found["pred_high"]) < 1e30
+        else:
+            assert found["reason"]
 
 
 # tables of real measurements: mean absolute errors that have to hold

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dtprof.errors import InputError
+from dtprof.plan.machines import NODES
 from dtprof.plan.presets import preset
 from dtprof.plan.reading import bytes_of, cluster_of, layout_of, model_of, rate_of, read_model, read_toml
 from dtprof.plan.sizes import total_params
@@ -88,6 +89,7 @@ def test_a_cluster_fills_in_what_the_catalogue_knows():
     ("table", "said"),
     [
         ({"gpu": "H99"}, "not in the hardware catalogue"),
+        ({"preset": "DGX H99", "gpus": 8}, "one of DGX A100"),
         ({"gpu": "H100", "gpus": 16}, "inter is missing"),
         ({"gpu": "H100", "gpus": 12, "inter": "50 GB/s"}, "8 would do"),
         ({"gpu": "H100", "gpus": 8, "memory": "80"}, "is no size"),
@@ -100,6 +102,14 @@ def test_a_cluster_fills_in_what_the_catalogue_knows():
 def test_a_table_that_is_no_cluster(table, said):
     with pytest.raises(InputError, match=said):
         cluster_of(table, "c.toml")
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_nodes_that_are_sold(name):
+    cluster = cluster_of({"preset": name, "gpus": 144}, "c.toml")
+    assert (cluster.gpus, cluster.name, cluster.nodes) == (144, name, 144 // cluster.gpus_per_node)
+    assert cluster.inter_gb_s > 0
+    assert cluster_of({"preset": name, "gpus": 4, "memory": "40 GB"}, "c.toml").memory_bytes == 40 * 10**9
 
 
 def test_bits_are_not_bytes():
