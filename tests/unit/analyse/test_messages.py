@@ -92,17 +92,32 @@ def test_an_eager_send_is_no_negative_wait_and_no_link_time(tmp_path):
     assert {p.clock_offset_ns for p in s.run.parts} == {0}
 
 
+def test_waiting_inside_an_operator_that_ends_a_little_early_is_no_computing():
+    """FSDP's reduction in backward: the autograd engine's operator is stamped as ended before the one inside it."""
+    made = PartBuilder(0, 0, world_size=2, backend="gloo", host="a")
+    thread, worker = made.thread(), made.thread("gloo", 2, "pt_gloo_runner")
+    made.span(thread, "cpu_op", "autograd::engine::evaluate_function: PostBackward", 0, 598, step=0)
+    inner = made.span(thread, "cpu_op", "PostBackward", 50, 600, step=0)
+    made.span(thread, "cpu_op", "c10d::_reduce_scatter_base_", 100, 110, step=0, parent=inner)
+    event = made.span(worker, "comm", "gloo:all_reduce", 110, 590, step=0)
+    made.comm(event, "all_reduce", made.group("0", (0, 1), backend="gloo"), 0, 4096)
+    made.step(0, 0, 700)
+    (step,) = study_of(matched(shape([made], {}, world_size=2))).result("accounting").parts[0].steps
+    assert step.accounting["compute_ns"] == 110 * US
+    assert step.accounting["comm_unsplit_ns"] == 480 * US
+
+
 def test_waiting_inside_an_operator_that_exchanges_is_no_computing():
-    """An autograd function of a ring: it computes 100 us, waits 400 us for its neighbour's message, computes 100 us."""
+    """An autograd function of a ring asks for a message, computes 70 us beside it, waits 400 us for it, computes 100 us."""
     made = PartBuilder(0, 0, world_size=2, backend="gloo", host="a")
     thread = made.thread()
     ring = made.span(thread, "cpu_op", "_Ring", 0, 600, step=0)
-    made.span(thread, "cpu_op", "aten::mm", 0, 100, step=0, parent=ring)
+    made.span(thread, "cpu_op", "aten::mm", 30, 100, step=0, parent=ring)
     event = made.span(thread, "comm", "gloo:recv", 20, 500, step=0, parent=ring)
     made.span(thread, "cpu_op", "aten::mm", 500, 600, step=0, parent=ring)
     made.comm(event, "recv", made.group("0", (0, 1), backend="gloo"), None, 4096, peer=1)
     made.step(0, 0, 700)
     (step,) = study_of(matched(shape([made], {}, world_size=2))).result("accounting").parts[0].steps
-    assert step.accounting["compute_ns"] == 200 * US
-    assert step.accounting["comm_unsplit_ns"] == 400 * US
-    assert step.comm_hidden_ns == 80 * US
+    assert step.accounting["compute_ns"] == (20 + 70 + 100) * US
+    assert step.accounting["comm_unsplit_ns"] == (10 + 400) * US
+    assert step.comm_hidden_ns == 70 * US
