@@ -7,7 +7,8 @@ DistributedSampler that was iterated: ``shuffle`` and the ``epochs`` that it had
 clipped while they were ``scaled`` by torch's GradScaler, and how often after they had been ``unscaled``).
 
 Functions of torch get a function around them that notes the call and calls them: ``DistributedSampler.__iter__``,
-``GradScaler.scale`` and ``unscale_``, and what ``clip_grad_norm_`` computes norms with. No tensor is read.
+``GradScaler.scale`` and ``unscale_``, what ``clip_grad_norm_`` clips with, and ``clip_grads_with_norm_``. No tensor is
+read.
 """
 
 from __future__ import annotations
@@ -52,14 +53,15 @@ class TrainingCollector:
             return
         sampler = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
         scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
-        clip = sys.modules.get(_CLIP)
-        # newer versions of torch look their norm up by a name of its own, so that it is heard however the function was imported
-        norm = "_get_total_norm" if hasattr(clip, "_get_total_norm") else "clip_grad_norm_"
+        # newer versions of torch look this one up when they clip, so that it is heard however clip_grad_norm_ was imported
+        clip, inner = sys.modules.get(_CLIP), "_clip_grads_with_norm_"
         for owner, name, note in (
             (sampler, "__iter__", self._on_epoch),
             (scaler, "scale", self._on_scale),
             (scaler, "unscale_", self._on_unscale),
-            (clip, norm, self._on_clip),
+            (clip, inner if hasattr(clip, inner) else "clip_grad_norm_", self._on_clip),
+            # who has a norm over several groups of ranks clips with it
+            (sys.modules.get("torch.nn.utils"), "clip_grads_with_norm_", self._on_clip),
         ):
             if owner is not None and hasattr(owner, name):
                 self._wrap(owner, name, note)

@@ -24,14 +24,17 @@ def sampler(shuffle=True):
     return DistributedSampler(TensorDataset(torch.arange(8.0)), 2, 0, shuffle=shuffle)
 
 
-def clipped(*, unscale, enabled=True):
+def clipped(*, unscale, enabled=True, norm=None):
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=enabled)
     scaler.scale(parameter.sum()).backward()
     if unscale:
         scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+    if norm is None:
+        torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+    else:
+        torch.nn.utils.clip_grads_with_norm_([parameter], 1.0, torch.tensor(norm))
     scaler.step(optimizer)
     scaler.update()
 
@@ -52,6 +55,13 @@ def test_clipping_before_and_after_unscaling_is_told_apart(heard):
     clipped(unscale=False)
     clipped(unscale=True)
     assert facts["clips"] == {"scaled": 2, "unscaled": 1}
+
+
+def test_clipping_by_a_norm_over_several_groups_is_clipping_too(heard):
+    _, facts = heard
+    clipped(unscale=False, norm=2.0)
+    clipped(unscale=True, norm=2.0)
+    assert facts["clips"] == {"scaled": 1, "unscaled": 1}
 
 
 def test_clipping_without_a_scaler_says_nothing(heard):
