@@ -11,6 +11,7 @@ from dtprof.advise.compiled import REMEDY, WHY, owns_backward
 from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of
 from dtprof.advise.rules.comm_bandwidth import reached
 from dtprof.analyse.lateness import LatenessResult
+from dtprof.analyse.parallel import axis_of
 from dtprof.analyse.results import AccountingResult, CommResult, Operation, settled
 from dtprof.analyse.stragglers import StragglerResult
 from dtprof.analyse.waiting import WaitingResult
@@ -22,6 +23,14 @@ from dtprof.protocols import Lens
 LEAST_SHARE = 0.05
 # the ranks that this share of the waiting is for are the ones waited for
 _MAIN_SHARE = 0.8
+# what shortens exposed communication, by the mesh axis that most of it goes along
+_REMEDIES = {
+    "dp": "start communication earlier (smaller or reordered buckets, prefetch), send less (bf16 gradients), or a faster link",
+    "tp": "keep tensor parallelism inside a host, use fewer ranks for it, or overlap it (asynchronous tensor parallelism)",
+    "ep": "keep experts' groups inside a host, send tokens in fewer bytes, or compute shared layers beside the all-to-alls",
+    "cp": "send the next keys and values before attending to those at hand, or use fewer ranks per sequence",
+    "pp": "send while computing goes on (isend), and fewer, larger messages",
+}
 
 
 class Waiting:
@@ -141,9 +150,7 @@ class Exposed:
         op = worst[0].op.replace("_", "-") if worst else "communication"
         missing = _missing_peers(study)
         why = f"{op} moves data while nothing computes: {time(cost)} per step exposed, {time(hidden)} hidden"
-        remedy = (
-            "start communication earlier (smaller or reordered buckets, prefetch), send less (bf16 gradients), or a faster link"
-        )
+        remedy = _REMEDIES.get(_axis(study, worst), _REMEDIES["dp"])
         if bound:
             why = (
                 f"{time(cost)} per step, {time(hidden)} more hidden; moving data or waiting for a late rank "
@@ -154,8 +161,9 @@ class Exposed:
                 remedy = "look at the senders: what do they do before the operations that their receivers wait in?"
             elif present_all(study):
                 remedy = "measure again on a quieter machine: ends that differ hide who waited for whom"
+        apply = "overlap it with computing: bucket size and order under DDP, prefetch under FSDP; or reduce the bytes"
         if owns_backward(study.run):
-            why, remedy = f"{why}; {WHY}", REMEDY
+            why, remedy, apply = f"{why}; {WHY}", REMEDY, REMEDY
         yield Finding(
             rule=self.id,
             severity=severity_of(cost / whole),
@@ -166,11 +174,17 @@ class Exposed:
             evidence=tuple(evidence),
             why=why,
             next=remedy,
-            apply="overlap it with computing: bucket size and order under DDP, prefetch under FSDP; or reduce the bytes",
+            apply=apply,
             verify="measure again with the change: exposed communication should fall and hidden communication rise",
             share=cost / whole,
             bound=bound,
         )
+
+
+def _axis(study: Lens, worst: list[Operation]) -> str:
+    """Mesh axis along which the longest operation goes, "" where it is not known."""
+    ranks = worst[0].group.split(",") if worst else []
+    return axis_of(study.run, tuple(map(int, ranks))) if ranks and all(r.isdigit() for r in ranks) else ""
 
 
 def present_all(study: Lens) -> bool:

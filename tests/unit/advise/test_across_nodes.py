@@ -70,3 +70,9 @@ def test_each_axis_has_its_rule(axis, rule):
 )
 def test_it_is_silent_where_nothing_is_gained(sizes, hosts):
     assert rules(job(sizes, hosts)) == {}
+
+
+@pytest.mark.parametrize(("axis", "word"), [("tp", "tensor parallelism"), ("ep", "experts"), ("dp", "buckets")])
+def test_exposed_communication_is_given_the_advice_of_its_axis(axis, word):
+    found = {f.rule: f for f in findings(study_of(job((2 * MIB, 1024), ["a"] * 4, axes=(axis, "other"))))}
+    assert word in found["comm.exposed"].next
