@@ -7,7 +7,7 @@ complete. On CPU jobs the host interval counts. Priority: compute > copy > commu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,8 +28,22 @@ def analyse(study: Lens) -> AccountingResult:
     """Account for every part of the run."""
     run = study.run
     shares = run.table("participations")
-    parts = tuple(_part(run, p.ordinal, p.rank, shares) for p in run.parts)
+    parts = _of_one_kind(run, [_part(run, p.ordinal, p.rank, shares) for p in run.parts])
     return AccountingResult(parts, any(p.device.span_ns for p in parts))
+
+
+def _of_one_kind(run: Run, parts: list[PartAccount]) -> tuple[PartAccount, ...]:
+    """A step in which one rank compiles, saves or evaluates is no training step of those that wait for it either."""
+    others: dict[tuple[int, int, int], str] = {}
+    for part, account in zip(run.parts, parts, strict=True):
+        others |= {(part.attempt, part.window, s.step): s.kind for s in account.steps if s.kind != "train"}
+    return tuple(
+        replace(
+            account,
+            steps=tuple(replace(s, kind=others.get((part.attempt, part.window, s.step), s.kind)) for s in account.steps),
+        )
+        for part, account in zip(run.parts, parts, strict=True)
+    )
 
 
 def _part(run: Run, ordinal: int, rank: int | None, shares: Table) -> PartAccount:

@@ -114,7 +114,9 @@ class PartView:
         names = self.events.values("name")
         enqueue = np.array([n.startswith(_ENQUEUE) for n in names] + [False], bool)
         ops = self.events.is_("kind", "cpu_op") & threads & ~enqueue[self.events["name"]]
-        around = self._around(np.flatnonzero(threads & (enqueue[self.events["name"]] | self.events.is_("kind", "comm"))))
+        handed = threads & enqueue[self.events["name"]]
+        around = self._around(np.flatnonzero(handed | (threads & self.events.is_("kind", "comm"))))
+        around |= self._begun(np.flatnonzero(handed & self.events.is_("kind", "cpu_op")))
         plain, outer = self.cover(np.flatnonzero(ops & ~around)), self.cover(np.flatnonzero(ops & around))
         both = intervals.join(plain, intervals.subtract(outer, self.host_comm))
         return intervals.subtract(both, self.cover(self._enqueues(threads, enqueue)))
@@ -126,6 +128,20 @@ class PartView:
         while len(above := np.unique(above[above >= 0])):
             out[above] = True
             above = self.events["parent"][above]
+        return out
+
+    def _begun(self, calls: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The events of a lane in which any of these calls begins: the autograd engine's operator is stamped as ended a little
+        before what runs inside it, and so is not its parent.
+        """
+        out = np.zeros(len(self.events), bool)
+        lanes, ts = self.events["lane"], self.events["ts"]
+        for lane in np.unique(lanes[calls]).tolist():
+            begins, mine = np.sort(ts[calls[lanes[calls] == lane]]), np.flatnonzero(lanes == lane)
+            at = np.searchsorted(begins, ts[mine])
+            inside = at < len(begins)
+            inside[inside] = begins[at[inside]] <= self.end[mine[inside]]
+            out[mine[inside]] = True
         return out
 
     def _enqueues(self, threads: NDArray[np.bool_], enqueue: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -45,7 +45,7 @@ def analyse(study: Lens) -> KernelResult:
             without_kernel[part.ordinal] = lost
         if missing := int(np.sum(events["launch"][rows] < 0)):
             without_launch[part.ordinal] = missing
-    return KernelResult(*_table(durations, spent), without_kernel, without_launch, short / computing if computing else None)
+    return KernelResult(*_table(durations, spent), without_kernel, without_launch, short, computing)
 
 
 def _table(

@@ -170,13 +170,21 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class KernelResult:
-    """Kernel table, by total time; ``classes`` is class -> total ns."""
+    """Kernel table, by total time; ``classes`` is class -> total ns; of the ``kernels`` that do not communicate ``short`` are
+    shorter than a launch usually takes.
+    """
 
     rows: tuple[KernelRow, ...]
     classes: dict[str, int]
     launches_without_kernel: dict[int, int]
     kernels_without_launch: dict[int, int]
-    short_share: float | None
+    short: int
+    kernels: int
+
+    @property
+    def short_share(self) -> float | None:
+        """Share of the short ones; None where there is no kernel."""
+        return self.short / self.kernels if self.kernels else None
 
 
 @dataclass(frozen=True)

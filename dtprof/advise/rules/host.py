@@ -36,16 +36,14 @@ class LaunchBound:
         idle = per_rank(accounting, "idle_host_ns")
         if not idle or (cost := float(np.mean(list(idle.values())))) < _LAUNCH_SHARE * whole:
             return
-        computing = [r for r in kernels.rows if r.kind not in ("communication", "copy")]
-        number = sum(r.count for r in computing)
-        short = round((kernels.short_share or 0) * number)
+        number, short = kernels.kernels, kernels.short
         busy = float(np.mean(list(per_rank(accounting, "compute_ns").values())))
         blocked = _blocked(study)
         rows = {p.part: tuple(PartView(study.run, p.part).main_rows.tolist()) for p in accounting.parts}
         evidence = [
             Evidence(f"{_range(idle)} per rank and step pass between the end of the last work and"
                      " the return of the next launch.", rows),
-            Evidence(f"{count(number)} compute kernels on {who(idle)}; {count(short)} {'is' if short == 1 else 'are'} "
+            Evidence(f"{count(number)} kernels on {who(idle)}; {count(short)} {'is' if short == 1 else 'are'} "
             f"shorter than {time(SHORT_NS)}."
                      f" All compute of a rank is {time(busy)} per step."),
         ]  # fmt: skip
@@ -60,7 +58,7 @@ class LaunchBound:
             steps=steps_of(accounting),
             seconds_per_step=cost / 1e9,
             evidence=tuple(evidence),
-            why=f"the host launches too slowly: {count(number)} compute kernels, {percent(kernels.short_share)} "
+            why=f"the host launches too slowly: {count(number)} kernels, {percent(kernels.short_share)} "
             f"of them shorter than {time(SHORT_NS)}"
             if (kernels.short_share or 0) > 0.5
             else "the host is busy or blocked between launches",

@@ -45,7 +45,7 @@ def test_one_device_runs_dry_in_the_singular(tmp_path):
         t.run("gemm", at + 9_000, at + 9_001, at + 9_900)
     (dry,) = found(t.write(tmp_path / "x.json"))["host.launch_bound"]
     assert dry.title.startswith("The device runs dry")
-    assert any("compute kernels on part 0" in e.text for e in dry.evidence)
+    assert any("kernels on part 0" in e.text for e in dry.evidence)
 
 
 def test_a_busy_device_is_not_offered_a_larger_batch_for_free(tmp_path):

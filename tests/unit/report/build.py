@@ -96,7 +96,7 @@ def kernel_result(count=14):
         f"void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_{i}<float>, float*>" for i in range(count)
     ]
     rows = [KernelRow(n, kinds[i % 7], 100 + i, (count - i) * 90_000, 3000 + i, (count - i) / 120) for i, n in enumerate(names)]
-    return KernelResult(tuple(rows), {"gemm": 4 * MS, "elementwise": 2 * MS}, {}, {1: 64, 3: 64}, 0.93)
+    return KernelResult(tuple(rows), {"gemm": 4 * MS, "elementwise": 2 * MS}, {}, {1: 64, 3: 64}, 93, 100)
 
 
 LATE = Finding(
@@ -359,7 +359,7 @@ def two_gloo():
         (slow.next,),
         ("dtprof job ddp --ranks 2",),
     )
-    kernels = KernelResult((), {}, {}, {}, None)
+    kernels = KernelResult((), {}, {}, {}, 0, 0)
     return _facts(run, accounts, operations, kernels, PhaseResult(tuple(phases)), (slow,), verdict, on_device=False)
 
 
@@ -405,7 +405,7 @@ def nothing():
     verdict = Verdict(
         "no step is marked · 1 process", "nothing can be said about a step", "no step is marked", ("mark the steps",)
     )
-    return _facts(run, accounts, [], KernelResult((), {}, {}, {}, None), PhaseResult(()), (), verdict)
+    return _facts(run, accounts, [], KernelResult((), {}, {}, {}, 0, 0), PhaseResult(()), (), verdict)
 
 
 ALL = {"eight": eight_ranks, "three": lambda: eight_ranks(range(3)), "gloo": two_gloo, "many": many_ranks, "nothing": nothing}
