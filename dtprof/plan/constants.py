@@ -24,17 +24,17 @@ class Constants:
     ``hopper_products``, ``hopper_flash``: the shares on Hopper over those on Ampere.
     """
 
-    products_2021: float = 0.8337
+    products_2021: float = 0.8336
     products_2023: float = 0.8223
-    products_internevo: float = 0.7714
+    products_internevo: float = 0.7715
     flash: float = 0.7047
-    scores: float = 43.96
+    scores: float = 43.94
     logits: float = 37.82
-    logits_parallel: float = 96.22
-    launch_ms: float = 2.961
-    arrival_us: float = 46.65
+    logits_parallel: float = 96.43
+    launch_ms: float = 2.96
+    arrival_us: float = 47.13
     recompute: float = 0.7862
-    network: float = 0.9696
+    network: float = 0.9699
     hopper_products: float = 0.8159
     hopper_flash: float = 0.6336
 
