@@ -81,7 +81,7 @@ def visit(browser, served):
             lambda r: None if r.url.startswith((served, "data:", "blob:")) or "127.0.0.1" in r.url else errors.append(r.url),
         )
         words = "".join(f"&{key}={value}" for key, value in query.items())
-        tab.goto(f"{served}/?run={run}&page={page}{words}")
+        tab.goto(f"{served}/?run={run}&page={page}{words}", timeout=120_000)
         settle(tab)
         return tab
 

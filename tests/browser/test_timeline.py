@@ -58,7 +58,7 @@ def visit(browser, served):
         tab.on("console", lambda m: errors.append(m.text) if m.type == "error" and not looks_for_its_root(m) else None)
         tab.on("pageerror", lambda e: errors.append(str(e)))
         words = "".join(f"&{key}={value}" for key, value in query.items())
-        tab.goto(f"{served}/?run={run}&page=timeline{words}")
+        tab.goto(f"{served}/?run={run}&page=timeline{words}", timeout=120_000)
         tab.wait_for_selector(COMPLETE, timeout=240_000)
         return tab
 
