@@ -29,10 +29,12 @@ class NoCore:
         lost: dict[int, float] = {}
         for part in accounting.parts:
             table = study.run.table("metrics", part.part)
-            steps = [s.step for s in settled(part.steps)]
-            mine = table.is_("metric", "run_delay") & np.isin(table["step"], steps)
+            lasts = {s.step: s.dur_ns for s in settled(part.steps)}
+            mine = table.is_("metric", "run_delay") & np.isin(table["step"], list(lasts))
             if part.rank is not None and mine.any():
-                lost[part.rank] = float(np.mean(table["value"][mine]))
+                # a reading also covers what dtprof does between two steps
+                told = zip(table["step"][mine].tolist(), table["value"][mine].tolist(), strict=True)
+                lost[part.rank] = float(np.mean([min(ns, lasts[step]) for step, ns in told]))
         if not lost or (worst := max(lost.values())) < _LEAST_SHARE * whole:
             return
         ranks = tuple(sorted(r for r, ns in lost.items() if ns >= _NAMED_SHARE * worst))
