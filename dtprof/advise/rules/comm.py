@@ -11,6 +11,7 @@ from dtprof.advise.compiled import REMEDY, WHY, owns_backward
 from dtprof.advise.places import per_rank, ranks_of, severity_of, step_ns, steps_of
 from dtprof.advise.rules.comm_bandwidth import reached
 from dtprof.analyse.lateness import LatenessResult
+from dtprof.analyse.links import LinksResult
 from dtprof.analyse.parallel import axis_of
 from dtprof.analyse.results import AccountingResult, CommResult, Operation, settled
 from dtprof.analyse.stragglers import StragglerResult
@@ -39,7 +40,12 @@ class Waiting:
     id = "comm.waiting"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Abstains where ranks are missing (waiting cannot be told) and where a straggler finding says why already."""
+        """Abstains where ranks are missing (waiting cannot be told), where a straggler finding says why already, and where a
+        link is slow: who gets its data late comes late to the next operation.
+        """
+        links: LinksResult = study.result("links")
+        if links.slow:
+            return
         waiting: WaitingResult = study.result("waiting")
         accounting: AccountingResult = study.result("accounting")
         stragglers: StragglerResult = study.result("stragglers")

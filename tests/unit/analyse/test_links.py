@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dtprof.advise.rules.comm import Waiting
 from dtprof.advise.rules.comm_link import SlowLink
 from dtprof.analyse import study_of
 from dtprof.analyse.links import hosts_of_ranks
@@ -13,8 +14,11 @@ MB, STEPS = 1_000_000, 20
 USUAL, SLOW = 125.0, 25.0  # bytes per microsecond: 1 Gbit/s, 200 Mbit/s
 
 
-def job(rates, *, ranks=3, sent=10 * MB, address=lambda rank: f"10.0.0.{rank}", unread=0, nodes=None, hosts=None):
-    """Ranks that all send to each other at ``rates.get((source, target))``, and reduce for 20 ms of every 50."""
+def job(rates, *, ranks=3, sent=10 * MB, address=lambda rank: f"10.0.0.{rank}", unread=0, nodes=None, hosts=None, late=0):
+    """Ranks that all send to each other at ``rates.get((source, target))``, and reduce for 20 ms of every 50.
+
+    In every step another rank comes ``late`` us after the others.
+    """
     builders = []
     for rank in range(ranks):
         told = [
@@ -31,8 +35,9 @@ def job(rates, *, ranks=3, sent=10 * MB, address=lambda rank: f"10.0.0.{rank}", 
         group = made.group("0", tuple(range(ranks)), backend="gloo")
         for step in range(3):
             at = step * 50_000
+            begin = at + 30_000 + (late if rank == step % ranks else 0)
             made.span(thread, "cpu_op", "aten::mm", at, at + 30_000, step=step)
-            event = made.span(worker, "comm", "gloo:all_reduce", at + 30_000, at + 50_000, step=step)
+            event = made.span(worker, "comm", "gloo:all_reduce", begin, at + 50_000, step=step)
             made.comm(event, "all_reduce", group, step, 1 << 20)
             made.step(step, at, at + 50_000)
         builders.append(made)
@@ -78,6 +83,11 @@ def test_one_link_of_two_is_slow():
 )
 def test_nothing_is_said_where_no_link_differs_or_none_can_be_compared(run):
     assert told(run) == []
+
+
+def test_who_comes_late_because_of_a_slow_link_is_not_blamed():
+    assert len(list(Waiting().find(study_of(job({}, late=15_000))))) == 1
+    assert not list(Waiting().find(study_of(job({(1, 0): SLOW, (1, 2): SLOW}, late=15_000))))
 
 
 def test_a_peer_that_does_not_read_is_no_slow_link():
