@@ -111,7 +111,7 @@ def untrue(setting: Setting, faults: tuple[str, ...], report: dict[str, Any]) ->
     """High and medium findings that neither a planted fault, nor the setting itself, nor a measured share makes true."""
     found = []
     for f in report["findings"]:
-        measured = f["rule"] == "host.no_core" or (f["rule"] in SHARES and len(f["ranks"]) in (0, setting.ranks))
+        measured = f["rule"] == "host.no_core" or (f["rule"] in SHARES and 2 * len(f["ranks"]) > setting.ranks)
         known = f["rule"] in setting.true or measured
         if f["severity"] in LOUD and not known and not any(explains(setting, text, f) for text in faults):
             found.append(f"{f['severity']} {f['rule']} ranks {f['ranks']}: {f['title']}")
@@ -123,7 +123,7 @@ def explains(setting: Setting, text: str, finding: dict[str, Any]) -> bool:
     expected = NAMES[planted(text).kind]
     if finding["rule"] in expected.follows:
         places = places_of(setting, planted(text))
-        return places is None or tuple(finding["ranks"]) in places
+        return places is None or len(finding["ranks"]) == setting.ranks or tuple(finding["ranks"]) in places
     return finding["rule"] in expected.rules and at_place(setting, text, finding)
 
 
