@@ -37,7 +37,7 @@ _FORMS = {
 CHECKPOINT_EVERY = 5
 LATEST_NS = 10_000_000_000
 LAB = "DTPROF_LAB"
-_HEAP = 20_000
+_HEAP, _SETTLING = 20_000, 2
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,6 @@ class Faults:
         here = {"rank": rank, "stage": stage}
         self._all = list(faults)
         self._mine = [f for f in faults if (where := KINDS[f.kind].where) not in here or here[where] == f.where]
-        self._heap: list[Any] = []
         self._kept: list[Tensor] = []
         self._updates = 0
 
@@ -212,10 +211,7 @@ class Faults:
             if self.ns("slow_backward"):
                 block.register_forward_hook(_after(self.ns("slow_backward") // len(blocks)))
         if self.ns("gc"):
-            gc.collect()
-            gc.freeze()  # what torch holds takes longer to look through than most faults are to take
-            self._heap = [[n] for n in range(_HEAP)]
-            blocks[0].register_forward_pre_hook(_before(_collect, self.ns("gc")))
+            blocks[0].register_forward_pre_hook(_before(_Collecting(), self.ns("gc")))
 
     def stalls(self, step: int) -> bool:
         """Does this step end with the checkpoint of a checkpoint_stall, on this rank or, for all wait, on another?"""
@@ -277,14 +273,30 @@ def _late(_x: Tensor, ns: int) -> None:
     wait(ns)
 
 
-def _collect(_x: Tensor, ns: int) -> None:
-    """Collect garbage until collecting has taken ``ns``, to within half a collection."""
-    spent, least = 0, ns
-    while spent + least / 2 < ns:
-        began = time.perf_counter_ns()
-        gc.collect()
-        last = time.perf_counter_ns() - began
-        spent, least = spent + last, min(least, last)
+class _Collecting:
+    """Collects garbage until collecting has taken ``ns``, to within half a collection.
+
+    What torch holds takes longer to look through than most faults are to take. So the first passes, in which it makes most of
+    that, put it aside, and each collection looks through a heap of ours.
+    """
+
+    def __init__(self) -> None:
+        self._passes = 0
+        self._heap: list[list[int]] = []
+
+    def __call__(self, _x: Tensor, ns: int) -> None:
+        self._passes += 1
+        if self._passes <= _SETTLING:
+            self._heap.clear()
+            gc.collect()
+            gc.freeze()
+            self._heap = [[n] for n in range(_HEAP)]
+        spent, least = 0, ns
+        while spent + least / 2 < ns:
+            began = time.perf_counter_ns()
+            gc.collect()
+            last = time.perf_counter_ns() - began
+            spent, least = spent + last, min(least, last)
 
 
 def fault_option(kinds: Sequence[str]) -> Callable[[str], Fault]:
