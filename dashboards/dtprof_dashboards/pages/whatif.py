@@ -220,17 +220,21 @@ def _range(view: View, edits: tuple[str, ...], outcome: Outcome) -> None:
 
 
 def _prove(view: View, edits: tuple[str, ...]) -> None:
-    recorded: list[Any] = view.facts.run.manifest.command
-    command = join(map(str, recorded)) if recorded else "torchrun --nproc_per_node=2 train.py"
-    sets = " ".join(f"--set {quote(edit)}" for edit in edits)
-    line = f"dtprof verify {quote(str(view.path))} {sets} -- {command}"
-    applied = [e for e in edits if KEYS[e.partition("=")[0]].applied == "construction"]
-    note = (
-        ""
-        if len(applied) == len(edits)
-        else "A launcher cannot make all of these changes: make them in the script, and verify."
-    )
+    command = _again(view.facts.run.manifest.command) or "torchrun --nproc_per_node=2 train.py"
+    if all(KEYS[e.partition("=")[0]].applied == "construction" for e in edits):
+        sets = " ".join(f"--set {quote(edit)}" for edit in edits)
+        note, line = "", f"dtprof verify {quote(str(view.path))} {sets} -- {command}"
+    else:
+        note = "A launcher cannot make all of these changes: make them in the job, and compare it with what it was."
+        line = f"dtprof gate --baseline-cmd {quote(command)} --candidate-cmd CHANGED"
     show.section("Prove it", escape(note), f'<span class="cmd">{escape(line)}</span>')
+
+
+def _again(recorded: Sequence[str]) -> str:
+    """The recorded command, to run once more: not into the same folder."""
+    words = [str(word) for word in recorded]
+    kept = [word for before, word in zip(["", *words], words, strict=False) if "--out" not in (before, word)]
+    return join(kept)
 
 
 PAGE = Page("whatif", "What-if", "Act", render)

@@ -126,3 +126,10 @@ def test_a_finding_with_a_prediction_alone_says_what_it_saves(draw, fsdp):
     assert told and text.count("predicted") >= len(told)
     for finding in told:
         assert re.search(re.escape(plain(finding.title)) + r".{0,60}saves [\d.]+ (ms|us), predicted", text)
+
+
+def test_a_recorded_command_is_run_again_into_another_folder():
+    from dtprof_dashboards.pages.whatif import _again
+
+    assert _again(["python", "-m", "job", "--out", "runs/a", "--steps", "4", "--out", "runs/a"]) == "python -m job --steps 4"
+    assert _again([]) == ""
