@@ -146,7 +146,7 @@ def _replays(graph: StepGraph, found: list[Window], unexplained: dict[tuple[int,
     out = []
     replayed: dict[tuple[int, int], int] = {}
     for step, mine in by_step(found).items():
-        times = simulate(graph, given(graph, mine))
+        times = simulate(graph, given(graph, mine), wanted=[w.last for w in mine])
         replayed |= {(w.part, step): w.length(times) for w in mine}
     following = {(w.part, w.step): w.dur_ns for w in found if not w.to_end}
     for w in found:

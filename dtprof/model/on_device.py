@@ -106,7 +106,7 @@ def _mean(graph: StepGraph, found: list[Window]) -> float:
     """Mean over the steps of the longest simulated duration over the parts, ns."""
     lengths = []
     for mine in by_step(found).values():
-        times: Times = simulate(graph, given(graph, mine))
+        times: Times = simulate(graph, given(graph, mine), wanted=[w.last for w in mine])
         lengths.append(max(w.length(times) for w in mine))
     return float(np.mean(lengths))
 

@@ -97,6 +97,18 @@ class StepGraph:
             first=np.concatenate([[0], np.cumsum(counts)]),
         )  # fmt: skip
 
+    def only(self, keep: NDArray[np.bool_], edges: NDArray[np.bool_]) -> StepGraph:
+        """The graph of some nodes, numbered anew in their order, and of some edges between them."""
+        number = np.cumsum(keep) - 1
+        counts = np.bincount(number[self.dst[edges]], minlength=int(keep.sum()))
+        order = number[self.order[keep[self.order]]]
+        return StepGraph(
+            self.kind[keep], self.part[keep], self.lane[keep], self.row[keep], self.name[keep], self.start[keep],
+            self.dur[keep],
+            number[self.src[edges]], number[self.dst[edges]], self.lag[edges], self.from_start[edges], self.why[edges],
+            self.certain[edges], self.covered[edges], np.concatenate([[0], np.cumsum(counts)]), order, self.crowd[keep],
+        )  # fmt: skip
+
     def with_times(self, dur: Ints | None = None, lag: Ints | None = None) -> StepGraph:
         """The same graph with other durations or lags."""
         return replace(self, dur=self.dur if dur is None else dur, lag=self.lag if lag is None else lag)

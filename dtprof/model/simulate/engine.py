@@ -9,6 +9,7 @@ wait that a change removes.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,17 +30,50 @@ class Times:
 
 
 def simulate(
-    graph: StepGraph, pinned: NDArray[np.bool_] | None = None, delay: Ints | None = None, *, crowding: bool = True
+    graph: StepGraph,
+    pinned: NDArray[np.bool_] | None = None,
+    delay: Ints | None = None,
+    *,
+    crowding: bool = True,
+    wanted: Sequence[int] | None = None,
 ) -> Times:
     """Every node starts when the last of what it waits for allows, plus its ``delay`` (ns; none by default).
 
     Nodes without a predecessor, and those that are ``pinned``, start when they were measured to. ``crowding=False``
-    leaves out the rule for kernels that fill the device.
+    leaves out the rule for kernels that fill the device. Where only some nodes are ``wanted``, those that come after them and
+    after all that began before them stay as measured, too: one step of many costs what it has, not what all have.
     """
     held = np.diff(graph.first) == 0
     if pinned is not None:
         held = held | pinned
     late = np.zeros(len(graph), np.int64) if delay is None else delay
+    if wanted is not None:
+        return _until(graph, held, late, wanted, crowding)
+    return _run(graph, held, late, crowding)
+
+
+def _until(graph: StepGraph, held: NDArray[np.bool_], late: Ints, wanted: Sequence[int], crowding: bool) -> Times:
+    """Runs the nodes up to the wanted ones that are not held, with what they wait for."""
+    place = np.empty(len(graph), np.int64)
+    place[graph.order] = np.arange(len(graph))
+    beside = graph.start <= graph.start[list(wanted)].max(initial=_NEVER)
+    free = ~held & (place <= place[beside].max(initial=-1))
+    start = graph.start + late
+    if not free.any():
+        return Times(start, start + graph.dur)
+    edges = free[graph.dst]
+    keep = free.copy()
+    keep[graph.src[edges]] = True
+    # kernels that may still fill the device where the first of them begins, which may be earlier than it was
+    first, last = int(start[free].min()), int(start[free].max())
+    keep |= held & (graph.crowd & FILLS > 0) & (start + graph.dur >= 2 * first - last) & (start <= last)
+    found = _run(graph.only(keep, edges), ~free[keep], late[keep], crowding)
+    start[keep] = found.start
+    end = start + graph.dur
+    return Times(start, end)
+
+
+def _run(graph: StepGraph, held: NDArray[np.bool_], late: Ints, crowding: bool) -> Times:
     free = graph.crowd[~held]
     if crowding and bool(np.any(free & FILLS)):
         return _by_readiness(graph, held, late)

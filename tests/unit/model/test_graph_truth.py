@@ -164,3 +164,14 @@ def test_what_crowds_is_a_rule_and_no_edge(truth):
         plain = simulate(graph, pinned, crowding=False)
         assert window.length(plain) < 0.98 * window.dur_ns
         assert window.length(simulate(graph, pinned)) == pytest.approx(window.dur_ns, rel=0.015)
+
+
+@pytest.mark.parametrize("name", ["a100_rank0of2_collective_args_ns", "a100_rank3of8_allreduce_alltoall", "v100_ns_resolution"])
+def test_a_step_alone_lasts_as_long_as_among_all(truth, name):
+    run, graph = opened(truth / "traces" / "kineto" / f"{name}.json.gz")
+    for mine in by_step(windows(run, graph)).values():
+        pinned = given(graph, mine)
+        whole, alone = simulate(graph, pinned), simulate(graph, pinned, wanted=[w.last for w in mine])
+        assert [w.length(alone) for w in mine] == [w.length(whole) for w in mine]
+        after = np.flatnonzero(graph.start > max(graph.end[w.last] for w in mine))
+        assert len(after) == 0 or (alone.start[after] == graph.start[after]).any()
