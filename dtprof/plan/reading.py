@@ -12,6 +12,7 @@ from typing import Any, get_args
 from dtprof.catalogue.hardware import PCIE_X16_GB_S
 from dtprof.errors import InputError
 from dtprof.plan import presets
+from dtprof.plan.doctor import of_doctor
 from dtprof.plan.machines import NODES, gpu_called
 from dtprof.plan.spec import Cluster, Layout, Mla, Model, Moe, Offload, Positions
 
@@ -74,14 +75,19 @@ def model_of(table: object, where: str, folder: Path = Path()) -> Model:
 def cluster_of(table: object, where: str, folder: Path = Path()) -> Cluster:
     """A cluster from a table: ``gpu``, ``gpus``, ``gpus_per_node``, ``memory``, ``intra``, ``inter`` and the rest of Cluster.
 
-    ``preset`` names nodes that are sold (``DGX H100``), of which ``gpus`` GPUs are taken.
+    ``preset`` names nodes that are sold (``DGX H100``), of which ``gpus`` GPUs are taken; ``doctor`` a file with what
+    ``dtprof doctor --json`` printed, of whose machine there are as many as ``gpus`` need.
     What is left out comes from the hardware catalogue: memory, fast links; ``inter`` is asked for with more than one node.
     Sizes have units (``80 GB``, ``74.5 GiB``), and so have rates (``8x200 Gbit/s``, ``50 GB/s``), per direction.
     """
+    if isinstance(table, str) and table.endswith(".json"):
+        table = {"doctor": table}
     if isinstance(table, str):
         tables = read_toml(folder / table)
         return cluster_of(tables.get("cluster", tables), str(folder / table))
     known = _table(table, where, "cluster")
+    if "doctor" in known:
+        known = of_doctor(folder / str(known.pop("doctor"))) | known
     named = known.pop("preset", None)
     if named is not None:
         if named not in NODES:
