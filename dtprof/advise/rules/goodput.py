@@ -11,6 +11,7 @@ from dtprof.catalogue.goodput import daly, goodput, mtbf_limits
 from dtprof.findings import Evidence, Finding
 from dtprof.numbers import counted, named, percent, seconds, time
 from dtprof.protocols import Lens
+from dtprof.run import Run
 
 _LEAST_SHARE = 0.05
 # saves are in the job's own hands: less of the time is worth a low finding
@@ -147,7 +148,7 @@ class RestartCost:
             severity=severity_of(share),
             title=f"{times} cost {percent(share)} of the run: {time(restart)} to start again, "
             f"{time(lost)} for {counted(good.lost_steps, 'step')} that had to be repeated",
-            ranks=(),
+            ranks=_ended_abruptly(study.run),
             steps=(),
             seconds_per_step=(restart + lost) / max(kept, 1) / 1e9,
             evidence=(
@@ -167,3 +168,12 @@ class RestartCost:
             verify="the goodput of the next run that is restarted",
             share=share,
         )
+
+
+def _ended_abruptly(run: Run) -> tuple[int, ...]:
+    """Ranks whose process left no end in an attempt that others ended in order; () where all or none did."""
+    last = max(p.attempt for p in run.parts)
+    ended = {(p.rank, p.extra.get("ended_ns") is not None) for p in run.parts if p.attempt < last and p.rank is not None}
+    if not any(in_order for _, in_order in ended):
+        return ()
+    return tuple(sorted({rank for rank, in_order in ended if not in_order}))

@@ -2,6 +2,8 @@
 
 import pytest
 
+from dtprof.advise.rules.goodput import _ended_abruptly
+from dtprof.run import Manifest, MemoryStore, Part, Run
 from tests.unit.advise.recorded import by_rule, study, write
 
 EVERY = 5
@@ -379,3 +381,14 @@ def test_a_healthy_run_has_no_finding(tmp_path):
         metrics=lambda r, s: [(s, "skipped", float(s == 0)), (s, "gradient_noise_scale", 16.0)],
     )  # fmt: skip
     assert by_rule(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("ended", "named"),
+    [((True, False), (1,)), ((False, False), ()), ((True, True), ())],
+    ids=["one was killed", "all were", "none was"],
+)
+def test_a_restart_names_the_rank_that_left_no_end(ended, named):
+    first = [Part(ordinal=r, rank=r, extra={"ended_ns": 5} if done else {}) for r, done in enumerate(ended)]
+    second = [Part(ordinal=2 + r, rank=r, attempt=1, extra={"ended_ns": 9}) for r in range(2)]
+    assert _ended_abruptly(Run(Manifest(parts=[*first, *second]), MemoryStore({}), "by hand", "dtprof")) == named
