@@ -9,6 +9,7 @@ from dtprof.advise.predicted import in_words, outcome
 from dtprof.advise.rules.buckets import worth_it
 from dtprof.analyse.pipeline import Pipeline, PipelineResult, RankPasses
 from dtprof.analyse.results import AccountingResult, CommResult
+from dtprof.analyse.stragglers import StragglerResult
 from dtprof.edits import Edit, as_mapping
 from dtprof.findings import Evidence, Finding
 from dtprof.model.outcome import Outcome
@@ -85,12 +86,18 @@ class Imbalance:
     id = "pipeline.imbalance"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """The price is the excess over the next slowest rank, once per micro-batch."""
+        """The price is the excess over the next slowest rank, once per micro-batch. Where ranks were found slower than others
+        of their stage only these are named: the passes of the others wait for them.
+        """
+        stragglers: StragglerResult = study.result("stragglers")
+        slower = {s.rank for s in stragglers.found}
         result: PipelineResult = study.result("pipeline")
         whole = step_ns(study.result("accounting"))
         found = []
         for pipeline in result.pipelines:
             ordered = sorted(pipeline.ranks, key=pipeline.per_microbatch)
+            if slower and ordered[-1].rank not in slower:
+                continue
             slow, next_ = pipeline.per_microbatch(ordered[-1]), pipeline.per_microbatch(ordered[-2])
             cost = pipeline.microbatches * (slow - next_)
             if slow - next_ >= LEAST_EXCESS * next_ and cost / whole >= LEAST_SHARE:
