@@ -115,6 +115,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, metavar="M", help="begin no run after M minutes")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     args = parser.parse_args()
+    known = {setting.job for setting in SETTINGS.values()}
+    if strange := set(args.jobs.split(",") if args.jobs else ()) - known:
+        parser.error(f"--jobs {','.join(sorted(strange))}: the benchmark has {', '.join(sorted(known))}")
+    if args.again and not recorded(args.again):
+        parser.error(f"--again {args.again}: no recorded runs are there; make some with --keep {args.again}")
     with contextlib.ExitStack() as stack:
         folder = args.again or args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtprof-bench-")))
         folder.mkdir(parents=True, exist_ok=True)
