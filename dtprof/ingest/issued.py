@@ -16,6 +16,7 @@ from dtprof.run import Part
 from dtprof.schema import MISSING, MISSING32, OPS, POINT_TO_POINT
 from dtprof.table import Table
 
+_BY_NAME = ("barrier", "broadcast", "gather", "scatter")
 Issued = dict[str, Any]
 Quality = list[tuple[str, str, int, str]]
 
@@ -51,14 +52,24 @@ def join_issued(tables: dict[str, Table], issued: Sequence[Issued], part: Part, 
 
 
 def _pairs_of_a_kind(spans: list[tuple[int, int | None]], ops: list[str], issued: Sequence[Issued]) -> list[tuple[int, int]]:
-    """``pair_up``, apart for sends and receives: gloo's are in the trace and not among the recorded operations."""
+    """``pair_up``, apart for what a span's name tells for certain, as when a checkpoint's thread talks beside the training.
+
+    So for sends and receives: gloo's are in the trace and not among the recorded operations.
+    """
     pairs: list[tuple[int, int]] = []
-    for p2p in (False, True):
-        mine = [at for at, op in enumerate(ops) if (op in POINT_TO_POINT) is p2p]
-        theirs = [number for number, row in enumerate(issued) if (row.get("op") in POINT_TO_POINT) is p2p]
+    kinds = [_kind(op) for op in ops]
+    recorded = [_kind(str(row.get("op"))) for row in issued]
+    for kind in dict.fromkeys(kinds):
+        mine = [at for at, other in enumerate(kinds) if other == kind]
+        theirs = [number for number, other in enumerate(recorded) if other == kind]
         found = pair_up([spans[at] for at in mine], [issued[number] for number in theirs])
         pairs += [(mine[at], theirs[number]) for at, number in found]
     return pairs
+
+
+def _kind(op: str) -> str:
+    """What runs under its own name; the others' spans may have another one (gloo reduces and scatters by an all-reduce)."""
+    return "message" if op in POINT_TO_POINT else op if op in _BY_NAME else "other"
 
 
 def _say_what_is_lost(ops: list[str], quality: Quality) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dtprof.ingest.issued import pair_up
+from dtprof.ingest.issued import _pairs_of_a_kind, pair_up
 
 
 def plain(spans, issued):
@@ -47,3 +47,15 @@ def test_operations_that_fit_nowhere_cost_no_search_of_everything():
 
     assert pair_up(Looked(spans), [{"created_ns": 0, "bytes_in": 99}] * 20_000) == []
     assert len(looked) < 10 * len(spans)
+
+
+def test_a_checkpoint_s_thread_beside_the_training_takes_no_training_operation():
+    """Rank 0 scatters a plan while it reduces: what a span is called is what it can have been issued as."""
+    ops = ["all_reduce", "barrier", "all_reduce", "scatter", "barrier", "all_reduce"]
+    spans = [(10 * i, None) for i in range(len(ops))]
+    told = ["scatter", "all_reduce", "barrier", "reduce_scatter", "barrier", "all_reduce"]
+    issued = [{"op": op, "created_ns": 10 * i - 15, "bytes_in": None} for i, op in enumerate(told)]
+    pairs = dict(_pairs_of_a_kind(spans, ops, issued))
+    assert {at: told[number] for at, number in pairs.items()} == {
+        0: "all_reduce", 1: "barrier", 2: "reduce_scatter", 3: "scatter", 4: "barrier", 5: "all_reduce",
+    }  # fmt: skip
