@@ -67,7 +67,8 @@ def register(path: Path, stamp: Watermark, opened: Opened) -> tuple[str, Timelin
             if at == path and seen == stamp and timeline.facts is opened.facts:
                 _open.move_to_end(name)
                 return name, timeline
-        name = secrets.token_urlsafe(12)
+        # it becomes part of a widget's key, in which streamlit takes two underscores for its own
+        name = secrets.token_hex(16)
         timeline = Timeline(opened.facts)
         _open[name] = (path, stamp, timeline)
         while len(_open) > KEPT:

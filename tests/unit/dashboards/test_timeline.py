@@ -251,6 +251,13 @@ def data_of(drawn):
     return next(d for d in found if isinstance(d, dict))
 
 
+def test_the_name_of_a_timeline_can_be_part_of_a_widget_s_key(gloo):
+    """Streamlit refuses two underscores, which a token of letters and signs may have."""
+    for i in range(64):
+        name, _ = register(gloo[0], (("key", i, 0),), gloo[1])
+        assert name.isalnum()
+
+
 def test_the_page_opens_where_the_address_says(draw, shapes):
     drawn = draw(shapes, page="timeline", run="gloo_cpu", rank="1", window="1000:90000")
     data = data_of(drawn)
