@@ -1,7 +1,6 @@
 """Truth, baselines and scores of the planner's tables."""
 
 import csv
-import math
 import re
 import statistics
 from collections import defaultdict
@@ -175,7 +174,3 @@ def memory(cases):
         "oom_recall": found["right"] / were if were else None,
         "called_out_of_memory": called,
     }
-
-
-def finite(value):
-    return None if isinstance(value, float) and not math.isfinite(value) else value

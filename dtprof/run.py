@@ -137,9 +137,8 @@ def write_atomic(path: Path, write: Any) -> None:
     try:
         write(Path(temporary))
         os.replace(temporary, path)
-    except BaseException:
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _umask() -> int:

@@ -29,6 +29,7 @@ from dtprof.epoch import epoch_ns
 from dtprof.jsonl import Appender, Int32, Int64, read_lines
 from dtprof.protocols import Context
 from dtprof.run import quality_rows
+from dtprof.session.guard import caught
 from dtprof.table import Table
 from dtprof_collectors import nvml_devices
 from dtprof_collectors.nvml_readings import EVENT_REASONS, IDLE, RATES, REASONS, UNITS, Readings
@@ -104,14 +105,16 @@ class NvmlCollector:
     # -- the thread
 
     def _run(self) -> None:
-        try:
-            with self._asking():
-                nvml = _load()
-            self._sample(nvml)
-        except NoNvml as absent:
-            self._notes.append(("nvml", str(absent)))
-        except Exception as error:  # noqa: BLE001 - the top of a thread of ours: nothing may be printed into the job's log
+        error = caught(self._load_and_sample)
+        if isinstance(error, NoNvml):
+            self._notes.append(("nvml", str(error)))
+        elif error is not None:
             self._miss(f"GPU counters: {type(error).__name__}: {error}")
+
+    def _load_and_sample(self) -> None:
+        with self._asking():
+            nvml = _load()
+        self._sample(nvml)
 
     def _sample(self, nvml: Any) -> None:
         with self._asking():

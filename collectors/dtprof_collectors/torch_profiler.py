@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.protocols import Context, Window
+from dtprof.session.guard import caught
 from dtprof.table import Table
 from dtprof_collectors.torch_profiler_files import CAP_BYTES, KEPT_WINDOWS, compress, prune, trace_name
 from dtprof_collectors.torch_profiler_foreign import ForeignProfilers, JobExports
@@ -190,31 +191,28 @@ class TorchProfilerCollector:
         """In the background: compress, check, rename; a failure is noted and leaves no file."""
         began = time.perf_counter()
         facts = self._status.facts
-        try:
-            size, operators, marks = compress(local / "trace.json", self._folder / told["file"])
-            told |= {"bytes": size, "operators": operators}
-            steps = told["steps"][1] - told["steps"][0] + 1
-            if not operators:
-                why = (
-                    "the loop runs in another thread than the one in which recording began"
-                    if other_thread
-                    else "no reason known"
-                )
-                self._status.miss(f"trace: no operator was recorded ({why}); its idle time means nothing")
-            elif marks < steps:
-                self._status.miss(f"trace: {told['file']} has {marks} step marks for {steps} steps")
-            if gone := prune(self._folder, self._keep, self._cap):
-                facts["dropped"] = facts.get("dropped", []) + gone
-        except Exception as error:  # noqa: BLE001 - this thread has nobody to raise to
+        error = caught(self._compress, local, told, other_thread)
+        if error is not None:
             told["problem"] = f"{type(error).__name__}: {error}"
             self._status.miss(f"trace: not written ({told['problem']})")
-        finally:
-            told["write_ms"] = (time.perf_counter() - began) * 1e3
-            if facts.get("number") == told["number"]:
-                facts.update(told)
-            self._status.changed = True
-            shutil.rmtree(local, ignore_errors=True)
-            self._status.late()
+        told["write_ms"] = (time.perf_counter() - began) * 1e3
+        if facts.get("number") == told["number"]:
+            facts.update(told)
+        self._status.changed = True
+        shutil.rmtree(local, ignore_errors=True)
+        self._status.late()
+
+    def _compress(self, local: Path, told: dict[str, Any], other_thread: bool) -> None:
+        size, operators, marks = compress(local / "trace.json", self._folder / told["file"])
+        told |= {"bytes": size, "operators": operators}
+        steps = told["steps"][1] - told["steps"][0] + 1
+        if not operators:
+            why = "the loop runs in another thread than the one in which recording began" if other_thread else "no reason known"
+            self._status.miss(f"trace: no operator was recorded ({why}); its idle time means nothing")
+        elif marks < steps:
+            self._status.miss(f"trace: {told['file']} has {marks} step marks for {steps} steps")
+        if gone := prune(self._folder, self._keep, self._cap):
+            self._status.facts["dropped"] = self._status.facts.get("dropped", []) + gone
 
     def _give_way(self) -> None:
         """The job begins a profiler of its own: end ours first."""

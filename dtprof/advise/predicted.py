@@ -7,7 +7,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from dtprof.edits import Edit
-from dtprof.findings import Finding
+from dtprof.findings import Evidence, Finding
 from dtprof.model.outcome import Outcome
 from dtprof.model.whatif import what_if
 from dtprof.numbers import interval, percent, time
@@ -32,6 +32,11 @@ def outcome(run: Run, edits: Sequence[Edit]) -> Outcome | None:
             return None
         kept[key] = what_if(run, key)
     return kept[key]
+
+
+def notes_of(found: Outcome) -> tuple[Evidence, ...]:
+    """What the model says beside its number, as evidence."""
+    return tuple(Evidence(f"{note[0].upper()}{note[1:]}.") for note in found.notes)
 
 
 def with_prediction(study: Lens, finding: Finding) -> Finding:

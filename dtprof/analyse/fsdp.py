@@ -28,7 +28,6 @@ from dtprof.protocols import Lens
 from dtprof.ranges import parse_range
 from dtprof.run import Run
 
-CAUSES = ("sync", "launch", "order", "dependency", "bandwidth", "first")
 _OPS = ("all_gather", "reduce_scatter")
 # an operation of which less is exposed is hidden; one of which this much is hidden ran beside computing
 _LEAST, _BESIDE = 0.1, 0.5

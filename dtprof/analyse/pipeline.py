@@ -25,8 +25,9 @@ from dtprof.schema import PHASES
 
 Kind = Literal["F", "B", "I", "W"]
 Where = Literal["warm-up", "steady", "drain"]
-_KINDS: dict[str, Kind] = {"forward": "F", "backward": "B", "backward input": "I", "backward weight": "W"}
-_WAITING = 0.25
+KINDS: dict[str, Kind] = {"forward": "F", "backward": "B", "backward input": "I", "backward weight": "W"}
+# a gap of this much of the shortest pass or more is waiting; less is what a rank needs between two passes
+WAITING = 0.25
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def _passes(run: Run, part: Part) -> dict[int, list[Pass]]:
     else:
         rows = np.flatnonzero(tagged & events.is_("kind", "range") & (view.lane_device < 0))
         texts, codes = events.values("name"), events["name"][rows].tolist()
-        kinds = [_KINDS.get(parse_range(texts[c])[0]) for c in codes]
+        kinds = [KINDS.get(parse_range(texts[c])[0]) for c in codes]
     held: dict[tuple[int, Kind, int, int], list[int]] = defaultdict(list)
     columns = (events[c][rows].tolist() for c in ("step", "stage", "microbatch"))
     for row, kind, step, stage, microbatch in zip(rows.tolist(), kinds, *columns, strict=True):
@@ -184,7 +185,7 @@ def _pipeline(run: Run, parts: list[Part], passes: dict[int, dict[int, list[Pass
     takes = {key: float(np.median(found)) for key, found in lengths.items()}
     limits = {s: _limits([passes[p.ordinal][s] for p in parts]) for s in steps}
     shortest = min(ns for (kind, _), ns in takes.items() if kind == "F")
-    ranks = tuple(_rank(run, p, {s: passes[p.ordinal][s] for s in steps}, limits, _WAITING * shortest) for p in parts)
+    ranks = tuple(_rank(run, p, {s: passes[p.ordinal][s] for s in steps}, limits, WAITING * shortest) for p in parts)
     window = float(np.median([b - a for a, b in limits.values()]))
     return Pipeline(ranks, len(stages), 1 + max(x.microbatch for x in every), steps, window, takes)
 

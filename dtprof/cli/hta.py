@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtprof.errors import InputError, MissingExtra
+from dtprof.launch.hta import INSTALL, ask, traces
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from dtprof.run import Run
-
-INSTALL = "pip install 'dtprof[hta]'"
 TITLES = {
     "queue_length": "operations that wait on each stream (queue length)",
     "launches": "launches by rank, as HTA counts them",
@@ -64,46 +57,13 @@ class HtaCommand:
                 f"{args.path}: nothing that HTA can read",
                 "it needs torch.profiler traces with a rank each; an nsys report is none",
             )
-        found = ask(files, args.sequences, args.timeout)
+        found = ask(files, "analyses", args.timeout, args.sequences)
         document = {"source": args.path, "traces": {str(r): f for r, f in sorted(files.items())}, **found}
         if args.json:
             print_json(document)
         else:
             print_lines(lambda width: lines(found, len(files), width))
         return 0
-
-
-def traces(run: Run) -> dict[int, str]:
-    """Rank -> trace file; one trace without a rank is rank 0."""
-    root, found = Path(run.path), dict[int, str]()
-    root = root if root.is_dir() else root.parent
-    for part in run.parts:
-        source = root / part.source
-        inside = sorted(source.glob("trace*.json*")) if source.is_dir() else [source]
-        file = next((f for f in inside if f.is_file() and ".json" in f.name), None)
-        rank = 0 if part.rank is None and len(run.parts) == 1 else part.rank
-        if file is not None and rank is not None:
-            found.setdefault(rank, str(file))
-    return found
-
-
-def ask(files: dict[int, str], operator: str | None, timeout: float) -> dict[str, Any]:
-    """What HTA says of these traces; InputError where it says nothing."""
-    with tempfile.TemporaryDirectory(prefix="dtprof-hta-") as folder:
-        child = Path(__file__).with_name("hta_child.py")
-        pairs = [f"{rank}={path}" for rank, path in sorted(files.items())]
-        words = [sys.executable, "-P", str(child), folder, operator or "-", *pairs]
-        try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
-        except subprocess.TimeoutExpired:
-            raise InputError(f"HTA did not end within {timeout:g} s", "give it longer (--timeout), or fewer traces") from None
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise InputError(
-            f"HTA ended with: {said[-1] if said else f'exit code {done.returncode}'}", "dtprof report reads the same files"
-        )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def lines(found: dict[str, Any], count: int, width: int) -> Iterator[str | Text]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dtprof.edits import Edit
 from dtprof.session import launched
+from dtprof.session.guard import caught
 
 _DTYPE_HOOKS = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
@@ -31,16 +32,18 @@ def compress(edits: list[Edit]) -> None:
     owner = importlib.import_module("torch.nn.parallel.distributed").DistributedDataParallel
     original, register = owner.__init__, owner.register_comm_hook
 
+    def hook_up(ddp: Any) -> None:
+        hook = _hook(edit, ddp.process_group)
+        if hook is not None:
+            register(ddp, *hook)
+        setattr(ddp, _MARK, True)
+
     @functools.wraps(original)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        try:
-            hook = _hook(edit, self.process_group)
-            if hook is not None:
-                register(self, *hook)
-            setattr(self, _MARK, True)
-        except Exception as error:  # noqa: BLE001 - whatever the edit has brought about, the job has not asked for
-            launched.edit_failed(edit, _TARGET, f"{type(error).__name__}: {error}")
+        error = caught(hook_up, self)
+        if error is not None:
+            launched.edit_failed(edit, _TARGET, error)
             return
         told = launched.told_of(edit)
         told.update(applied_to=told["applied_to"] + 1, target=_TARGET, before=None)

@@ -16,6 +16,7 @@ from dtprof.edits import Edit
 from dtprof.launch.compress import compress
 from dtprof.launch.prefetch import prefetching
 from dtprof.session import launched
+from dtprof.session.guard import caught
 
 Change = Callable[[dict[str, Any]], None]
 _OF_FSDP1 = {"fsdp.reshard_after_forward": "sharding_strategy", "fsdp.prefetch": "forward_prefetch"}
@@ -76,19 +77,24 @@ def _changed(original: Any, edits: list[Edit], change: Callable[..., None], name
 
     @functools.wraps(original)
     def construct(*args: Any, **kwargs: Any) -> Any:
-        try:
+        made: list[Any] = []
+        before: dict[str, Any] = {}
+
+        def changed() -> None:
             bound = signature.bind(*args, **kwargs)
-            before = dict(bound.arguments)
+            before.update(bound.arguments)
             change(bound.arguments, signature, edits)
-            result = original(*bound.args, **bound.kwargs)
-        except Exception as error:  # noqa: BLE001 - whatever the edit has brought about, the job has not asked for
-            result = original(*args, **kwargs)
-            for edit in edits:
-                launched.edit_failed(edit, name, f"{type(error).__name__}: {error}")
-            return result
+            made.append(original(*bound.args, **bound.kwargs))
+
+        error = caught(changed)
+        if error is not None:
+            made.append(original(*args, **kwargs))
         for edit in edits:
-            _applied(edit, name, before, signature)
-        return result
+            if error is None:
+                _applied(edit, name, before, signature)
+            else:
+                launched.edit_failed(edit, name, error)
+        return made[0]
 
     return construct
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from dtprof.edits import Edit
 from dtprof.session import launched
+from dtprof.session.guard import caught
 
 _SETTERS = ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch")
 
@@ -28,10 +29,9 @@ def prefetching(original: Callable[..., Any], edit: Edit) -> Callable[..., Any]:
     @functools.wraps(original)
     def construct(module: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(module, *args, **kwargs)
-        try:
-            _arrange(module, int(edit.value), setters, owner, edit)  # type: ignore[arg-type]
-        except Exception as error:  # noqa: BLE001 - whatever the edit has brought about, the job has not asked for
-            launched.edit_failed(edit, "fully_shard", f"{type(error).__name__}: {error}")
+        error = caught(_arrange, module, int(edit.value), setters, owner, edit)  # type: ignore[arg-type]
+        if error is not None:
+            launched.edit_failed(edit, "fully_shard", error)
         return result
 
     return construct

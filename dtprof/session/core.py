@@ -23,7 +23,7 @@ from dtprof.session.anomaly import AnomalyOptions, Watcher
 from dtprof.session.collecting import Collecting
 from dtprof.session.description import Layout as Layout
 from dtprof.session.folder import PartFolder, to_plain
-from dtprof.session.guard import Guard, from_signal_handler
+from dtprof.session.guard import Guard, caught
 from dtprof.session.identity import Identity, identify, run_key, versions
 from dtprof.session.meter import Meter
 from dtprof.session.phases import PhaseClock
@@ -215,11 +215,8 @@ class Session:
         if not self._on:
             return
         entered = time.perf_counter_ns()
-        try:
-            self._end_step(entered, loss, tokens, samples, kind)
-        except Exception as error:
-            if from_signal_handler(error):
-                raise
+        error = caught(self._end_step, entered, loss, tokens, samples, kind)
+        if error is not None:
             self.guard.fail("session", "step", self._step, error)
             self.stop()
 

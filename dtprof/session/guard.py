@@ -24,14 +24,10 @@ class Guard:
 
     def call(self, owner: str, hook: str, step: int, function: Callable[..., Any], *args: Any) -> bool:
         """Call ``function(*args)``; True when it returned. ``hook`` and ``step`` say where, for the log and part.json."""
-        try:
-            function(*args)
-        except Exception as error:
-            if from_signal_handler(error):
-                raise
+        error = caught(function, *args)
+        if error is not None:
             self.fail(owner, hook, step, error)
-            return False
-        return True
+        return error is None
 
     def fail(self, owner: str, hook: str, step: int, error: BaseException) -> None:
         """Switch an owner off and say so once; later failures of the same owner are only noted."""
@@ -42,6 +38,17 @@ class Guard:
             logger.warning(
                 "dtprof: %s failed in %s at step %d and is switched off; training goes on (%s)", owner, hook, step, text
             )
+
+
+def caught(function: Callable[..., Any], *args: Any) -> Exception | None:
+    """Call ``function(*args)`` inside the job; what it raised, unless that came from a signal handler of the job."""
+    try:
+        function(*args)
+    except Exception as error:
+        if from_signal_handler(error):
+            raise
+        return error
+    return None
 
 
 def from_signal_handler(error: BaseException) -> bool:

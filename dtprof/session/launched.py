@@ -13,6 +13,7 @@ import uuid
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from dtprof.session.guard import caught
 from dtprof.session.identity import process_group, run_key
 
 VARIABLE = "DTPROF_LAUNCH"
@@ -103,12 +104,19 @@ def _agreed(asked: Plan, kept: str) -> str:
         elsewhere = os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1"))
         return "" if elsewhere else agreed
     if dist.get_world_size() > 1:
-        try:
-            store = dist.distributed_c10d._get_default_store()
-            return store.compare_set(_STORE_KEY, "", agreed).decode() or agreed
-        except Exception as error:  # noqa: BLE001 - in the job, at a store of anybody's making: nothing may reach the loop
+        answers: list[str] = []
+        # a store of anybody's making
+        error = caught(lambda: answers.append(_first_comer(dist, agreed)))
+        if error is not None:
             facts["run_id"] = f"not agreed with other nodes ({type(error).__name__}: {error})"
+        return answers[0] if answers and answers[0] else agreed
     return agreed
+
+
+def _first_comer(dist: Any, mine: str) -> str:
+    """The run id of whoever came first to the job's store."""
+    store = dist.distributed_c10d._get_default_store()
+    return str(store.compare_set(_STORE_KEY, "", mine).decode())
 
 
 def _read(path: str) -> str:
@@ -137,7 +145,8 @@ def told_of(edit: object) -> dict[str, Any]:
     return edits.setdefault(str(edit), {"applied_to": 0})
 
 
-def edit_failed(edit: object, name: str, why: str) -> None:
+def edit_failed(edit: object, name: str, why: Exception | str) -> None:
     """An edit could not be applied to an object of that name; the script's own stands."""
+    why = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
     told_of(edit)["failed"] = f"{name}: {why}"
     tell("edit failed", f"{edit}: {name} refused it ({why})")

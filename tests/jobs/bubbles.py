@@ -16,6 +16,16 @@ import torch
 from dtprof.ranges import parse_range
 from dtprof_sample_jobs import pipeline
 
+# stages that sleep: 60 ms forward, 120 ms backward
+EMULATION = """
+width_bytes = 1024
+[[layers]]
+name = "stage"
+repeat = {stages}
+forward_ms = 60
+backward_ms = 120
+tensors = [1024]
+"""
 KINDS = {"forward": "F", "backward": "B", "backward input": "I", "backward weight": "W"}
 ACTIONS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 

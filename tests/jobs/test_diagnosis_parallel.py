@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch")
+
 import dtprof
 from dtprof.advise import findings
 from dtprof.analyse import study_of
+from tests.jobs.bubbles import EMULATION
 
 pytestmark = pytest.mark.slow
 
-STAGES = """
-width_bytes = 1024
-[[layers]]
-name = "stage"
-repeat = {stages}
-forward_ms = 60
-backward_ms = 120
-tensors = [1024]
-"""
 MINE = (
     "pipeline.",
     "moe.",
@@ -37,8 +31,8 @@ MINE = (
 def job(run, tmp_path_factory):
     def go(name, *words, ranks=2, steps="9", capture="2:8"):
         folder = tmp_path_factory.mktemp(name)
-        (folder / "stages.toml").write_text(STAGES.format(stages=ranks))
-        words = [w.replace("STAGES", str(folder / "stages.toml")) for w in words]
+        (folder / "stages.toml").write_text(EMULATION.format(stages=ranks))
+        words = [w.replace("EMULATION", str(folder / "stages.toml")) for w in words]
         window = ["--steps", steps, "--capture", capture, "--out", str(folder / "run")]
         run(ranks, ["-m", f"dtprof_sample_jobs.{name}", *words, *window])
         study = study_of(dtprof.open_run(folder / "run"))
@@ -47,7 +41,7 @@ def job(run, tmp_path_factory):
     return go
 
 
-PIPELINE = ("--emulate", "STAGES", "--microbatches", "8")
+PIPELINE = ("--emulate", "EMULATION", "--microbatches", "8")
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

@@ -8,19 +8,10 @@ pytest.importorskip("torch")
 
 import dtprof
 from dtprof_sample_jobs import pipeline
-from tests.jobs.bubbles import bubble_share, order_of, passes_of, simulated_share
+from tests.jobs.bubbles import EMULATION, bubble_share, order_of, passes_of, simulated_share
 
 FORWARD, BACKWARD, MICRO = 60_000_000, 120_000_000, 8
 STEPS = range(1, 6)
-EMULATION = """
-width_bytes = 1024
-[[layers]]
-name = "stage"
-repeat = {stages}
-forward_ms = 60
-backward_ms = 120
-tensors = [1024]
-"""
 RANKS = [2, 4]
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from dtprof.analyse.results import PartAccount
+from dtprof.errors import InputError
+from dtprof.launch import hta
 from dtprof.numbers import NOT_KNOWN, count, percent
 from dtprof_dashboards import selection, show
 from dtprof_dashboards.opened import Watermark
@@ -32,10 +29,10 @@ def render(view: View) -> None:
         show.nothing(
             "Holistic Trace Analysis is not installed",
             "It is a second opinion on traces with device work.",
-            "pip install 'dtprof[hta]'",
+            hta.INSTALL,
         )
         return
-    files = traces(view)
+    files = hta.traces(view.facts.run)
     if not files or not view.facts.accounting.on_device:
         show.nothing(
             "Nothing that HTA can read",
@@ -59,35 +56,15 @@ def _asked(view: View) -> bool:
     return st.session_state.get("hta_asked") == view.entry.name
 
 
-def traces(view: View) -> dict[int, str]:
-    """Rank -> trace file."""
-    run, found = view.facts.run, {}
-    root = view.path if view.path.is_dir() else view.path.parent
-    for part in run.parts:
-        source = root / part.source
-        file = (
-            source if source.is_file() else next(iter(sorted(source.glob("trace*.json*"))), None) if source.is_dir() else None
-        )
-        if file is not None and part.rank is not None and ".json" in file.name:
-            found[part.rank] = str(file)
-    return found
-
-
 @st.cache_resource(max_entries=8, show_spinner="HTA reads the traces …")
 def ask(files: tuple[tuple[int, str], ...], stamp: Watermark) -> dict[str, list[dict[str, Any]]] | str:
     """What HTA says, or why it says nothing."""
-    with tempfile.TemporaryDirectory(prefix="dtprof-hta-") as folder:
-        child = Path(__file__).parents[1] / "hta_child.py"
-        words = [sys.executable, str(child), folder, *(f"{rank}={path}" for rank, path in files)]
-        try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-        except subprocess.TimeoutExpired:
-            return f"It did not end within {PATIENCE_S} s."
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        return f"It ended with: {lines[-1] if lines else f'exit code {done.returncode}'}."
-    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
-    return found
+    try:
+        told = hta.ask(dict(files), "breakdowns", PATIENCE_S)
+    except InputError as error:
+        return str(error)
+    refused = next((one["error"] for one in told.values() if "error" in one), None)
+    return refused or {name: one["rows"] for name, one in told.items()}
 
 
 def _breakdown(view: View, found: dict[str, list[dict[str, Any]]]) -> None:

@@ -8,7 +8,7 @@ from math import sqrt
 
 from dtprof.advise.compiled import owns_backward
 from dtprof.advise.places import ranks_of, severity_of, steps_of
-from dtprof.advise.predicted import in_words, outcome
+from dtprof.advise.predicted import in_words, notes_of, outcome
 from dtprof.analyse.results import AccountingResult
 from dtprof.edits import Edit
 from dtprof.findings import Evidence, Finding
@@ -81,7 +81,7 @@ class BucketSize:
                 Evidence(
                     f"{counted(len(CAPS), 'size')} from {CAPS[0]:g} to {CAPS[-1]:g} MiB were tried, and sizes near the best."
                 ),
-                *(Evidence(f"{note[0].upper()}{note[1:]}.") for note in found.notes),
+                *notes_of(found),
             ),
             why=f"the buckets fill too late or too often: with {told} the step is predicted to last {time(found.predicted_ns)}",
             next=f"{told}. Predicted: {in_words(found)}",
@@ -121,7 +121,7 @@ class Compression:
             evidence=(
                 Evidence(f"Predicted with half of the bytes and three passes over each bucket: {in_words(found)}."),
                 Evidence("It changes the numbers: gradients lose half of their bits in each reduction. Compare losses, too."),
-                *(Evidence(f"{note[0].upper()}{note[1:]}.") for note in found.notes),
+                *notes_of(found),
             ),
             why=f"the step waits for the network: with half of the bytes it is predicted to last {time(found.predicted_ns)}",
             next=f"a {kind} communication hook, if the losses stay as they are. Predicted: {in_words(found)}",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dtprof.advise.places import ddp_models, ranks_of, severity_of, step_ns, steps_of, timed_steps
-from dtprof.advise.predicted import in_words, outcome
+from dtprof.advise.predicted import in_words, notes_of, outcome
 from dtprof.advise.rules.buckets import worth_it
 from dtprof.analyse.results import AccountingResult
 from dtprof.edits import Edit
@@ -105,7 +105,7 @@ class BucketView:
             seconds_per_step=None,
             evidence=(
                 Evidence(f"Predicted without the copies into and out of the buckets: {in_words(found)}."),
-                *(Evidence(f"{note[0].upper()}{note[1:]}.") for note in found.notes),
+                *notes_of(found),
             ),
             why="every gradient is copied into its bucket and back, which also keeps it twice in memory",
             next=f"gradient_as_bucket_view=True. Predicted: {in_words(found)}",

@@ -84,7 +84,7 @@ def _words(part: GpuReadings) -> str:
 class _Errors:
     """Counters of errors that grew during the run."""
 
-    id, kind = "", ""
+    id = kind = what = why = next = ""
 
     def find(self, study: Lens) -> Iterator[Finding]:
         """Only what came during the run counts; there is no price, for what an error costs is not recorded."""
@@ -95,10 +95,11 @@ class _Errors:
             return
         ranks = tuple(sorted({p.rank for p in bad if p.rank is not None}))
         serious = any(p.errors.get(grave, 0) for p in bad)
+        number = sum(sum(p.errors.get(n, 0) for n in ERRORS[self.kind]) for p in bad)
         yield Finding(
             rule=self.id,
             severity="high" if serious and self.kind == "ecc" else "medium" if serious else "low",
-            title=self._title(ranks, sum(sum(p.errors.get(n, 0) for n in ERRORS[self.kind]) for p in bad)),
+            title=f"{count(number)} {self.what} came during the run on {named('rank', ranks)}",
             ranks=ranks,
             steps=(),
             seconds_per_step=None,
@@ -116,29 +117,18 @@ class _Errors:
             verify="the counters of the next run stay where they are",
         )
 
-    why = next = ""
-
-    def _title(self, ranks: tuple[int, ...], number: int) -> str:
-        raise NotImplementedError
-
 
 class Ecc(_Errors):
     """Memory errors of a GPU."""
 
-    id, kind = "gpu.ecc", "ecc"
+    id, kind, what = "gpu.ecc", "ecc", "memory errors (ECC)"
     why = "memory of the GPU gives wrong bits; uncorrected ones end the job or spoil its numbers"
     next = "drain that GPU: nvidia-smi -q -d ECC,ROW_REMAPPER shows rows that wait for a reset; replace it if they come again"
-
-    def _title(self, ranks: tuple[int, ...], number: int) -> str:
-        return f"{count(number)} memory errors (ECC) came during the run on {named('rank', ranks)}"
 
 
 class NvLink(_Errors):
     """Errors of a GPU's links."""
 
-    id, kind = "gpu.nvlink", "nvlink"
+    id, kind, what = "gpu.nvlink", "nvlink", "NVLink errors"
     why = "packets between GPUs are sent again, or a link is brought up again: collectives over it stutter"
     next = "nvidia-smi nvlink -e names the link; reseat or replace the module or its cable"
-
-    def _title(self, ranks: tuple[int, ...], number: int) -> str:
-        return f"{count(number)} NVLink errors came during the run on {named('rank', ranks)}"

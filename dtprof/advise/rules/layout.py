@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -36,7 +37,7 @@ def _choices(run: Run) -> Choices | str:
     return _known[run]
 
 
-class _Rule:
+class _Rule(ABC):
     """Asks the planner once per run; abstains with its reason."""
 
     id = ""
@@ -52,9 +53,9 @@ class _Rule:
         found = _choices(study.run)
         return found if isinstance(found, str) else ""
 
+    @abstractmethod
     def findings(self, study: Lens, found: Choices) -> Iterator[Finding]:
         """What the rule says of this run."""
-        raise NotImplementedError
 
     def finding(self, found: Choices, other: Candidate, title: str, why: str, apply: str) -> Finding:
         """A finding whose remedy is another layout."""
@@ -90,6 +91,11 @@ class _Rule:
         )
 
 
+def _fastest(found: Choices, tried: Iterable[Candidate | None]) -> Candidate | None:
+    """The fastest that fits and is worth it; None where none is."""
+    return min((one for one in tried if one is not None and _faster(found, one)), key=lambda one: one.seconds, default=None)
+
+
 def _faster(found: Choices, other: Candidate | None, least: float = LEAST_SAVING) -> bool:
     return other is not None and other.fit == "fits" and other.seconds < (1 - least) * found.now.seconds
 
@@ -106,8 +112,7 @@ class WideTensor(_Rule):
             return
         wider = layout.tp // node
         tried = [found.changed(tp=node, dp=layout.dp * wider), found.changed(tp=node, pp=layout.pp * wider)]
-        fine = [one for one in tried if one is not None and _faster(found, one)]
-        other = min(fine, key=lambda one: one.seconds, default=None)
+        other = _fastest(found, tried)
         if other is None:
             return
         yield self.finding(
@@ -155,10 +160,7 @@ class LowerStage(_Rule):
         if room.fullest is not None and room.fullest.categories.get("parameter"):
             return
         now = found.own.layout
-        tried = [found.changed(zero=zero, shard=0) for zero in range(now.zero)]
-        other = min(
-            (one for one in tried if one is not None and _faster(found, one)), key=lambda one: one.seconds, default=None
-        )
+        other = _fastest(found, (found.changed(zero=zero, shard=0) for zero in range(now.zero)))
         if other is None:
             return
         spare = found.own.cluster.memory_bytes - other.memory.device
@@ -184,10 +186,7 @@ class LessRecomputation(_Rule):
             return
         now = found.own.layout.recompute
         less: dict[Recompute, tuple[Recompute, ...]] = {"full": ("selective", "none"), "selective": ("none",), "none": ()}
-        tried = [found.changed(recompute=mode) for mode in less[now]]
-        other = min(
-            (one for one in tried if one is not None and _faster(found, one)), key=lambda one: one.seconds, default=None
-        )
+        other = _fastest(found, (found.changed(recompute=mode) for mode in less[now]))
         if other is None:
             return
         spare = found.own.cluster.memory_bytes - other.memory.device

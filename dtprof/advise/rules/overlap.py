@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtprof.advise.places import ranks_of, severity_of, steps_of
-from dtprof.advise.predicted import in_words, outcome
+from dtprof.advise.predicted import in_words, notes_of, outcome
 from dtprof.advise.rules.buckets import worth_it
 from dtprof.analyse.memory import MemoryResult
 from dtprof.analyse.results import AccountingResult
@@ -83,7 +83,7 @@ def _finding(study: Lens, rule: str, found: Found, title: str, why: str, apply: 
         seconds_per_step=None,
         evidence=(
             Evidence(f"Predicted with {edit}: {in_words(predicted)}."),
-            *(Evidence(f"{note[0].upper()}{note[1:]}.") for note in predicted.notes),
+            *notes_of(predicted),
         ),
         why=why,
         next=f"{edit}. Predicted: {in_words(predicted)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dtprof.advise.places import ranks_of, severity_of, step_ns, steps_of
-from dtprof.advise.predicted import in_words, outcome
+from dtprof.advise.predicted import in_words, notes_of, outcome
 from dtprof.advise.rules.buckets import worth_it
 from dtprof.analyse.pipeline import Pipeline, PipelineResult, RankPasses
 from dtprof.analyse.results import AccountingResult, CommResult
@@ -186,7 +186,7 @@ class Schedule:
             seconds_per_step=None,
             evidence=(
                 Evidence(f"Predicted with {_told(best)}: {in_words(best)}."),
-                *(Evidence(f"{note[0].upper()}{note[1:]}.") for note in best.notes),
+                *notes_of(best),
             ),
             why=f"{why}: the step is predicted to last {time(best.predicted_ns)}",
             next=f"{_told(best)}. Predicted: {in_words(best)}",

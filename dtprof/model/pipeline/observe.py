@@ -9,14 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from dtprof import intervals
-from dtprof.model.pipeline.schedules import Action, Kind
+from dtprof.analyse.pipeline import KINDS, WAITING, Kind
+from dtprof.model.pipeline.schedules import Action
 from dtprof.model.typical import typical_step
 from dtprof.ranges import parse_range
 from dtprof.run import Part, Run
-
-_KINDS: dict[str, Kind] = {"forward": "F", "backward": "B", "backward input": "I", "backward weight": "W"}
-# a gap of a quarter of the shortest forward pass or more is waiting; less is what a rank needs between two passes
-_WAITING = 0.25
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def _passes(run: Run, part: Part, origins: dict[int, int]) -> dict[int, list[Pas
     inside = intervals.measure(work, rows["ts"], rows["ts"] + rows["dur"]).tolist()
     out: dict[int, list[Pass]] = defaultdict(list)
     for text, step, stage, microbatch, ts, dur, known in zip(rows.text("name"), *columns, inside, strict=True):
-        kind = _KINDS.get(parse_range(text or "")[0])
+        kind = KINDS.get(parse_range(text or "")[0])
         if kind is not None and step in origins:
             start = float(ts + part.clock_offset_ns - origins[step])
             out[step].append(Pass(Action(kind, stage, microbatch), start, start + dur, float(dur - known)))
@@ -131,7 +128,7 @@ def _summary(run: Run, parts: list[Part], steps: dict[int, PipelineStep]) -> See
     first = next(iter(steps.values()))
     shortest = min(value for (kind, _), value in takes.items() if kind == "F")
     gaps = [b.start - a.end for s in steps.values() for passes in s.passes.values() for a, b in pairwise(passes)]
-    near = [g for g in gaps if g < _WAITING * shortest]
+    near = [g for g in gaps if g < WAITING * shortest]
     between = float(np.median(near)) if near else 0.0
     heads = [min(p.start for passes in s.passes.values() for p in passes) for s in steps.values()]
     tails = [s.end - max(p.end for passes in s.passes.values() for p in passes) for s in steps.values()]
@@ -162,6 +159,6 @@ def _message(steps: dict[int, PipelineStep], shortest: float, between: float) ->
                 kind, stage, microbatch = after.action
                 sender = Action(kind, stage - 1 if kind == "F" else stage + 1, microbatch)
                 sent = ends.get(sender)
-                if kind != "W" and sent is not None and after.start - before.end >= _WAITING * shortest and sent > before.end:
+                if kind != "W" and sent is not None and after.start - before.end >= WAITING * shortest and sent > before.end:
                     lags.append(after.start - sent)
     return float(np.median(lags)) if lags else between

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.analyse.pipeline import Kind
 from dtprof.model.pipeline.observe import SeenPipeline
-from dtprof.model.pipeline.schedules import Action, Kind, Order, order
+from dtprof.model.pipeline.schedules import Action, Order, order
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ Rounds of interleaved schedules are torch.distributed.pipelining's: as many micr
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Kind = Literal["F", "B", "I", "W"]
+from dtprof.analyse.pipeline import Kind
 
 
 class Action(NamedTuple):

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from dtprof.cli import hta, main
+from dtprof.launch import hta as launch_hta
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def answering(monkeypatch):
     monkeypatch.setattr(hta, "find_spec", lambda name: object())
 
     def put(code=0, out="{}", err=""):
-        monkeypatch.setattr(hta.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, code, out, err))
+        monkeypatch.setattr(launch_hta.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, code, out, err))
 
     return put
 

@@ -173,5 +173,7 @@ def test_a_step_alone_lasts_as_long_as_among_all(truth, name):
         pinned = given(graph, mine)
         whole, alone = simulate(graph, pinned), simulate(graph, pinned, wanted=[w.last for w in mine])
         assert [w.length(alone) for w in mine] == [w.length(whole) for w in mine]
-        after = np.flatnonzero(graph.start > max(graph.end[w.last] for w in mine))
-        assert len(after) == 0 or (alone.start[after] == graph.start[after]).any()
+        order = np.empty(len(graph), np.int64)
+        order[graph.order] = np.arange(len(graph))
+        after = order > order[graph.start <= max(graph.start[w.last] for w in mine)].max()
+        assert np.array_equal(alone.start[after], graph.start[after])

@@ -1,7 +1,7 @@
 """Asks Holistic Trace Analysis, in a process of its own: it is large, prints as it goes, and may fail on any trace.
 
-Arguments: a scratch folder, the operator for sequences (or -), then RANK=FILE for each trace. Prints one JSON document: for
-each analysis {"rows": [...]} with times in us as HTA gives them, or {"error": "..."}.
+Arguments: a scratch folder, "analyses" or "breakdowns", the operator for sequences (or -), then RANK=FILE for each trace.
+Prints one JSON document: for each analysis {"rows": [...]} with times in us as HTA gives them, or {"error": "..."}.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from typing import Any
 Rows = list[dict[str, Any]]
 # HTA's own cut-offs: a kernel that takes less time than its launch, a launch or a delay that is long, us
 LONG_LAUNCH_US, LONG_DELAY_US = 50, 100
+# what HTA and pandas raise on traces that an analysis cannot take; pandas' own errors are of these
+REFUSALS = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
 
 
 def main(words: list[str]) -> None:
     """Print what each analysis says."""
-    folder, operator, *pairs = words
+    folder, what, operator, *pairs = words
     files = {int(rank): path for rank, _, path in (pair.partition("=") for pair in pairs)}
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -29,21 +34,28 @@ def main(words: list[str]) -> None:
         from hta.trace_analysis import TraceAnalysis
 
         analysis = TraceAnalysis(trace_files=files, trace_dir=folder)
-        found = {
-            "queue_length": told(lambda: queue(analysis)),
-            "launches": told(lambda: launches(analysis)),
-            "critical_path": told(lambda: paths(analysis, sorted(files))),
+        asked: dict[str, dict[str, Callable[[], Rows]]] = {
+            "breakdowns": {
+                "breakdown": lambda: analysis.get_temporal_breakdown(visualize=False).to_dict("records"),
+                "overlap": lambda: analysis.get_comm_comp_overlap(visualize=False).to_dict("records"),
+            },
+            "analyses": {
+                "queue_length": lambda: queue(analysis),
+                "launches": lambda: launches(analysis),
+                "critical_path": lambda: paths(analysis, sorted(files)),
+            },
         }
+        found = {name: told(ask) for name, ask in asked[what].items()}
         if operator != "-":
             found["sequences"] = told(lambda: sequences(analysis, operator, folder, min(files)))
     sys.stdout.write(json.dumps(found, default=float))
 
 
 def told(ask: Callable[[], Rows]) -> dict[str, Any]:
-    """Its rows, or what went wrong: HTA raises whatever it likes."""
+    """Its rows, or what went wrong."""
     try:
         return {"rows": ask()}
-    except Exception as error:  # noqa: BLE001 - another package's errors become a sentence
+    except REFUSALS as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
