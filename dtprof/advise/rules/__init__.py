@@ -30,8 +30,9 @@ from dtprof.advise.rules.memory_options import Checkpointing, Offload, ZeroStage
 from dtprof.advise.rules.mfu import LowMfu
 from dtprof.advise.rules.moe import Capacity, ExpertBalance
 from dtprof.advise.rules.overlap import FsdpPrefetch, Reshard, WrapSize
-from dtprof.advise.rules.parallel import RingOverlap, SequenceParallel, UnbalancedSplit
+from dtprof.advise.rules.parallel import RingOverlap, UnbalancedSplit
 from dtprof.advise.rules.pipeline import Imbalance, MicroBatches, Schedule, Untagged
+from dtprof.advise.rules.sequence import SequenceParallel
 from dtprof.advise.rules.straggler import ComputeRank, HostRank, LateEntry
 from dtprof.advise.rules.straggler_time import GrowingRank, RotatingRanks
 from dtprof.advise.rules.straggler_worker import SlowWorker

@@ -27,7 +27,7 @@ _LEAST_FREED = 0.10
 _FITS = 0.85
 
 
-def _changed(own: Own, layout: Layout) -> int:
+def changed(own: Own, layout: Layout) -> int:
     """Bytes that the fullest rank takes more with another layout, by the planner's formulas (docs/planner.md)."""
     now, then = (peak_bytes(own.model, own.cluster, one, own.software).allocated for one in (own.layout, layout))
     return then - now
@@ -37,7 +37,7 @@ def _urgent(room: Room) -> Severity:
     return "high" if room.failures else "medium"
 
 
-def _full(room: Room) -> str:
+def how_full(room: Room) -> str:
     """How full the fullest rank is, in words."""
     failed = f"; {counted(room.failures, 'request')} failed" if room.failures else ""
     of = f" of {memory(room.capacity)}" if room.capacity is not None else ""
@@ -63,7 +63,7 @@ class Checkpointing:
             yield from self._missing(room, accounting, own)
 
     def _needless(self, room: Room, accounting: AccountingResult, own: Own, cost: float, whole: float) -> Iterator[Finding]:
-        more = _changed(own, replace(own.layout, recompute="none"))
+        more = changed(own, replace(own.layout, recompute="none"))
         if not room.would_fit(more):
             return
         yield Finding(
@@ -75,7 +75,7 @@ class Checkpointing:
             seconds_per_step=cost / 1e9,
             evidence=(
                 Evidence(f"Forward operators inside the backward pass: {time(cost)} per step."),
-                Evidence(f"{_full(room)} Keeping all activations takes about {memory(more)} more (docs/planner.md)."),
+                Evidence(f"{how_full(room)} Keeping all activations takes about {memory(more)} more (docs/planner.md)."),
             ),
             why="activation checkpointing trades time for memory that this job does not need",
             next="no activation checkpointing, or only for some of the layers; then look at the peak again",
@@ -87,8 +87,8 @@ class Checkpointing:
 
     def _missing(self, room: Room, accounting: AccountingResult, own: Own | str) -> Iterator[Finding]:
         activations = (room.fullest.categories.get("activation") if room.fullest else None) or 0
-        freed = -_changed(own, replace(own.layout, recompute="full")) if not isinstance(own, str) else activations
-        selective = -_changed(own, replace(own.layout, recompute="selective")) if not isinstance(own, str) else 0
+        freed = -changed(own, replace(own.layout, recompute="full")) if not isinstance(own, str) else activations
+        selective = -changed(own, replace(own.layout, recompute="selective")) if not isinstance(own, str) else 0
         if not room.peak or freed < _LEAST_FREED * room.peak:
             return
         some = f", selective about {memory(selective)}" if selective > 0 else ""
@@ -100,7 +100,7 @@ class Checkpointing:
             steps=steps_of(accounting),
             seconds_per_step=None,
             evidence=(
-                Evidence(_full(room)),
+                Evidence(how_full(room)),
                 Evidence(f"Full activation checkpointing frees up to {memory(freed)}{some}."),
             ),
             why="nothing is recomputed: what each layer keeps for its backward pass stays until then",
@@ -136,7 +136,7 @@ class Offload:
                         Evidence(f"{memory(round(away.moved))} come back in every step; {time(away.exposed_ns)} of the "
                             f"moves with "
                                  "nothing computed beside them.", away.rows),
-                        Evidence(_full(room)),
+                        Evidence(how_full(room)),
                     ),
                     why="what is offloaded would fit on the device beside all else",
                     next="keep it on the device; if it is needed after all, begin the copies a layer ahead (pinned memory, a "
@@ -158,7 +158,7 @@ class Offload:
             ranks=(),
             steps=steps_of(accounting),
             seconds_per_step=None,
-            evidence=(Evidence(_full(room)), Evidence(f"Optimizer state: {memory(states)} on the fullest rank.")),
+            evidence=(Evidence(how_full(room)), Evidence(f"Optimizer state: {memory(states)} on the fullest rank.")),
             why="the state is used once per step, and a single rank has nobody to share it with",
             next="offload the optimizer state, or an optimizer with 8-bit states",
             apply="DeepSpeed's ZeRO-Offload, torchao's CPUOffloadOptimizer, or bitsandbytes' AdamW8bit",
@@ -199,7 +199,7 @@ class ZeroStage:
             steps=steps_of(study.result("accounting")),
             seconds_per_step=None,
             evidence=(
-                Evidence(_full(room)),
+                Evidence(how_full(room)),
                 Evidence(
                     f"On {ranks} ranks stage 1 frees {memory(round(one))} (optimizer state), stage 2 {memory(round(two))} (and "
                     f"gradients), stage 3 {memory(round(three))} (and parameters)."
@@ -230,7 +230,7 @@ class ZeroStage:
                 Evidence(
                     f"All-gathers with nothing computed beside them: {time(exposed)} per step, waiting for late ranks included."
                 ),
-                Evidence(f"{_full(room)} All states on every rank take {memory(more)} more."),
+                Evidence(f"{how_full(room)} All states on every rank take {memory(more)} more."),
             ),
             why="parameters are gathered before every use, for memory that this job does not need",
             next="reshard_after_forward=False gathers once per step (overlap.reshard predicts it); DDP, with stage 1 if "

@@ -1,16 +1,14 @@
-"""Rules about context and sequence parallelism."""
+"""Rules about context parallelism."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from dtprof.advise.places import ranks_of, severity_of, step_ns, steps_of
-from dtprof.advise.rules.comm_small import Small, small_of
-from dtprof.analyse.parallel import GroupTraffic, ParallelResult, Split
+from dtprof.analyse.parallel import ParallelResult, Split
 from dtprof.analyse.results import AccountingResult
 from dtprof.findings import Evidence, Finding
-from dtprof.numbers import counted, percent, size, time
+from dtprof.numbers import counted, percent, time
 from dtprof.protocols import Lens
 
 _LEAST_SHARE = 0.05
@@ -98,59 +96,4 @@ class RingOverlap:
             apply="batch_isend_irecv before the attention of a turn, wait after it; fewer ranks per group, or longer sequences",
             verify="measure again: ring messages behind computing",
             share=ring.exposed_ns / whole,
-        )  # fmt: skip
-
-
-class SequenceParallel:
-    """Sequence parallelism in use, whose many small operations are latency."""
-
-    id = "tp.sequence_parallel"
-
-    def find(self, study: Lens) -> Iterator[Finding]:
-        """Only along the axis tp; silent where the operations' latency is not known."""
-        result: ParallelResult = study.result("parallel")
-        accounting: AccountingResult = study.result("accounting")
-        whole = step_ns(accounting)
-        tensor = {",".join(map(str, g.ranks)): g for g in result.groups if g.axis == "tp"}
-        pairs: dict[str, list[Small]] = defaultdict(list)
-        for small in small_of(study) if tensor else ():
-            if small.group in tensor and small.op in ("all_gather", "reduce_scatter"):
-                pairs[small.group].append(small)
-        for name, found in pairs.items():
-            if {s.op for s in found} == {"all_gather", "reduce_scatter"}:
-                # one all-reduce has the latency of one of the two
-                saved = min(min(s.per_step * s.alpha_ns for s in found), sum(s.exposed_ns for s in found))
-                if saved >= _LEAST_SHARE * whole:
-                    yield self._finding(tensor[name], found, saved, whole, accounting)
-
-    def _finding(
-        self, group: GroupTraffic, found: list[Small], saved: float, whole: float, accounting: AccountingResult
-    ) -> Finding:
-        sizes = [o.bytes or 0 for s in found for o in s.operations]
-        rows: dict[int, list[int]] = defaultdict(list)
-        for o in (o for s in found for o in s.operations):
-            for part, event in o.events.items():
-                rows[part].append(event)
-        return Finding(
-            rule=self.id,
-            severity="low",
-            title=f"Sequence parallelism sends {counted(round(sum(s.per_step for s in found)), 'operation')} per step of "
-            f"{size(round(sum(sizes) / len(sizes)))}: mostly latency, which one all-reduce for each pair would pay once",
-            ranks=group.ranks,
-            steps=steps_of(accounting),
-            seconds_per_step=saved / 1e9,
-            evidence=(
-                Evidence(
-                    f"Each pays {time(found[0].alpha_ns)} before its first byte ({found[0].source}).",
-                    {part: tuple(events) for part, events in rows.items()},
-                ),
-            ),
-            why="an all-gather and a reduce-scatter move as much as the all-reduce that they replace, in two operations "
-            "instead of "
-            "one",
-            next="leave sequence parallelism out where memory allows: it saves activations, and here it costs latency",
-            apply="parallelize without SequenceParallel; compare the peaks of memory",
-            verify="dtprof gate with two commands, with and without it",
-            share=saved / whole,
-            bound=True,
         )  # fmt: skip

@@ -101,3 +101,51 @@ def test_sequence_parallelism_that_is_latency_is_told():
 
 def test_the_same_along_another_axis_is_none_of_it():
     assert "tp.sequence_parallel" not in rules(sequence(20, axis="dp"))
+
+
+def whole(norm_us, *, op="all_reduce", axis="tp", kernel="vectorized_layer_norm_kernel", failures=0):
+    """Ten layers per step: a product of 500 us, a kernel that every rank repeats, and one large collective."""
+    builders = []
+    for r in range(2):
+        p = PartBuilder(r, r, world_size=2, device="NVIDIA A100-SXM4-80GB")
+        thread, main, side = p.thread(), p.stream(7), p.stream(20, "communication")
+        p.group("tp", (0, 1), axis=axis)
+        at, seq = 20, 0
+        for step in range(3):
+            begin = at - 20
+            for n in range(10):
+                p.launched((thread, main), "kernel", "gemm", at, at + 500, at - 12, step=step)
+                p.launched((thread, main), "kernel", kernel, at + 500, at + 500 + norm_us, at + 490, step=step)
+                at += 500 + norm_us
+                size = (1 << 24) * (n + 1)
+                event = p.launched((thread, side), "comm", op, at, at + 100 * (n + 1), at - 10, step=step)
+                p.comm(event, op, 0, seq, size)
+                at, seq = at + 100 * (n + 1) + 10, seq + 1
+            p.step(step, begin, at)
+            at += 30
+        for metric, value in (("memory_allocated_peak", 2e9), ("memory_ooms", failures)):
+            p.add("metrics", step=2, metric=metric, value=float(value))
+        builders.append(p)
+    return matched(shape(builders, {}, world_size=2, mesh={"tp": 2}))
+
+
+def test_norms_that_every_rank_repeats_are_told_with_their_half():
+    run = whole(200)
+    finding = rules(run)["tp.sequence_parallel"]
+    assert finding.seconds_per_step == pytest.approx(10 * 200e-6 / 2, rel=0.01)
+    assert finding.bound and finding.ranks == (0, 1)
+    step = 10 * 700 + 100 * 55 + 10 * 10
+    assert finding.share == pytest.approx(1000 / step, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "other", [{"norm_us": 10}, {"axis": "dp"}, {"kernel": "elementwise_add"}, {"op": "all_gather"}], ids=str
+)
+def test_small_norms_other_axes_other_kernels_and_gathers_are_none_of_it(other):
+    assert "tp.sequence_parallel" not in rules(whole(**{"norm_us": 200, **other}))
+
+
+def test_a_full_memory_makes_it_worth_it_without_a_price():
+    finding = rules(whole(10, failures=1))["tp.sequence_parallel"]
+    assert finding.severity == "medium" and finding.seconds_per_step is None
+    assert "2 requests failed" in finding.evidence[1].text.replace("\xa0", " ")
