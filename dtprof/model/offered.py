@@ -12,6 +12,8 @@ from dtprof.model.ddp.observe import Seen, observe
 from dtprof.model.fsdp.marks import has_fsdp
 from dtprof.model.fsdp.whatif import KEYS as FSDP_KEYS
 from dtprof.model.fsdp.whatif import on_device
+from dtprof.model.moe.whatif import KEYS as MOE_KEYS
+from dtprof.model.moe.whatif import has_experts
 from dtprof.model.on_device import knows
 from dtprof.model.pipeline.observe import observe as observe_pipeline
 from dtprof.model.pipeline.whatif import KEYS as PIPELINE_KEYS
@@ -38,6 +40,7 @@ def offers(run: Run) -> list[Offer]:
         own = [key for key in FSDP_KEYS if key.startswith("fsdp.") and key != "fsdp.wrap"] if has_fsdp(run) else []
         return [*_offer(own, "fsdp.reshard_after_forward=true"), *_offer(graph, "net.bandwidth_scale=1")]
     found = [] if isinstance(observe_pipeline(run), str) else _offer(PIPELINE_KEYS, "pipeline.balance=even")
+    found += _offer(MOE_KEYS, "moe.balance=even") if has_experts(run) else []
     if predict_accumulation(run, [parse_edit(f"{ACCUMULATION}=2")]) is not None:
         return [*found, *_offer([ACCUMULATION], f"{ACCUMULATION}=2")]
     seen = observe(run)

@@ -67,7 +67,7 @@ def predict(run: Run, edits: Sequence[Edit]) -> Outcome:
         graph, gates = checked(run)
     except CyclicError:
         return withheld(edits, (_CYCLIC,), model=MODEL)
-    record = _record(gates)
+    record = record_of(gates)
     reasons = [*gates.reasons]
     if any(e.key in _OF_HOST for e in edits):
         reasons += gates.host_reasons
@@ -81,8 +81,8 @@ def predict(run: Run, edits: Sequence[Edit]) -> Outcome:
         changed = _apply(run, mine, edits, notes)
         if isinstance(changed, str):
             return withheld(edits, (changed,), gates.replay_error, MODEL, record)
-        base = _mean(mine, found)
-        ends.append((_mean(changed.low, found) - base, _mean(changed.high, found) - base))
+        base = mean_step(mine, found)
+        ends.append((mean_step(changed.low, found) - base, mean_step(changed.high, found) - base))
     measured = float(np.mean([max(w.dur_ns for w in ws) for ws in by_step(found).values()]))
     first = ends[0]
     value = measured + (first[0] + first[1]) / 2
@@ -102,7 +102,7 @@ def _as_run(run: Run, graph: StepGraph, edits: Sequence[Edit]) -> Run:
     return simulated_run(run, graph, simulate(changed.low), edits)
 
 
-def _mean(graph: StepGraph, found: list[Window]) -> float:
+def mean_step(graph: StepGraph, found: list[Window]) -> float:
     """Mean over the steps of the longest simulated duration over the parts, ns."""
     lengths = []
     for mine in by_step(found).values():
@@ -111,7 +111,8 @@ def _mean(graph: StepGraph, found: list[Window]) -> float:
     return float(np.mean(lengths))
 
 
-def _record(gates: Gates) -> dict[str, Any]:
+def record_of(gates: Gates) -> dict[str, Any]:
+    """What the gates measured, as the JSON of a prediction has it."""
     return {
         "replay_error": gates.replay_error,
         "unexplained_fraction": gates.unexplained,

@@ -19,6 +19,7 @@ from dtprof.model.ddp.powersgd import predict_powersgd
 from dtprof.model.ddp.predict import Change, DdpModel, cost_of_run
 from dtprof.model.fsdp.marks import has_fsdp
 from dtprof.model.fsdp.whatif import predict as predict_fsdp
+from dtprof.model.moe.whatif import predict as predict_experts
 from dtprof.model.on_device import knows as on_graph
 from dtprof.model.on_device import predict as predict_on_graph
 from dtprof.model.outcome import MORE_STEPS, Outcome, withheld
@@ -42,6 +43,8 @@ def what_if(run: Run, edits: Sequence[Edit], calibration: Path | None = None) ->
     """
     if not edits:
         raise InputError("no edit to predict", "give --set KEY=VALUE")
+    if any(edit.key.startswith("moe.") for edit in edits):
+        return predict_experts(run, edits)
     if _on_device(run):
         if any(edit.key.startswith("fsdp.") for edit in edits):
             return predict_fsdp(run, edits, calibration)
