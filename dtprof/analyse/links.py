@@ -2,12 +2,16 @@
 
 Both ends of a connection are in the run, each with its own address and its peer's, and so belong to two ranks. The rate of a
 link is what its largest connection sent over the time in which that had something to send and its peer took it. Where every
-message is waited for, that time holds the round trips too: only links of one job are compared, which carry alike messages.
+message is waited for, that time holds the round trips too, and acknowledgements that come back over a slow link make the way
+there look slow: only links of one job are compared, which carry alike messages, and one that is not much slower than the
+others needs a second witness. At some readings the network was the limit, not the sender: a link is slow whose rates then are
+lower than the others' are, or of which that is more often so than of the others (Fisher's exact test).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -19,27 +23,38 @@ from dtprof.run import Part, Run
 _ALIKE = 0.5
 # bytes below which a link's rate is that of its round trips
 _LEAST_BYTES = 8 << 20
-# a link below this share of the median of the others is slow
-_SLOW = 0.7
+# a link below this share of the median of the others is slow; below the second, if a witness says so
+_SLOW, _SLOWER = 0.65, 0.8
+# rates at which the network was the limit from which on their median is taken, and its share of the others' that is slow
+_LEAST_LIMITED, _SLOW_LIMITED = 3, 0.6
+# the network limits a sender more often than the others: one-sided levels for a witness, and for what needs none as long as the
+# rate is below this share of the others'
+_WITNESS, _ALONE, _LOWER = 0.1, 0.005, 0.95
 
 
 @dataclass(frozen=True)
 class Link:
-    """What ``source`` sent to ``target``: bytes per step, and bytes per second of its largest connection."""
+    """What ``source`` sent to ``target``: bytes per step, bytes per second of its largest connection, the rates of it at the
+    readings when the network was the limit, and how many ``readings`` there are."""
 
     source: int
     target: int
     bytes_per_step: float
     bytes_per_s: float
+    limited: tuple[float, ...] = ()
+    readings: int = 0
+    host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class LinksResult:
-    """``links`` between hosts, the ``slow`` ones, the median rate of the others; ``abstained`` says why none was looked for."""
+    """``links`` between hosts, the ``slow`` ones, the median rate of the others, and the highest of theirs at which the network
+    was the limit (None: it never was); ``abstained`` says why none was looked for."""
 
     links: tuple[Link, ...]
     slow: tuple[Link, ...]
     usual_bytes_per_s: float
+    fastest_bytes_per_s: float | None
     abstained: str
 
 
@@ -48,14 +63,53 @@ def analyse(study: Lens) -> LinksResult:
     links = tuple(_links(study.run))
     alike = [x for x in links if x.bytes_per_step >= _ALIKE * float(np.median([y.bytes_per_step for y in links]))]
     if len(alike) < 2:
-        return LinksResult(links, (), 0.0, "fewer than two links between hosts have counters")
-    rates = np.array([x.bytes_per_s for x in alike])
-    usual = np.array([np.median(np.delete(rates, i)) for i in range(len(rates))])
-    slow = [x for x, low in zip(alike, rates < _SLOW * usual, strict=True) if low]
-    others = [x.bytes_per_s for x in alike if x not in slow]
-    if not slow or not others:
-        return LinksResult(links, (), float(np.median(rates)), "")
-    return LinksResult(links, tuple(sorted(slow, key=lambda x: x.bytes_per_s)), float(np.median(others)), "")
+        return LinksResult(links, (), 0.0, None, "fewer than two links between hosts have counters")
+    slow = _slow(alike)
+    others = [x for x in alike if x not in slow]
+    rates = [x.bytes_per_s for x in others or alike]
+    fastest = max((rate for x in others for rate in x.limited), default=None)
+    found = sorted(slow, key=lambda x: x.bytes_per_s) if others else []
+    return LinksResult(links, tuple(found), float(np.median(rates)), fastest, "")
+
+
+def _slow(alike: list[Link]) -> list[Link]:
+    found = []
+    for one in alike:
+        others = [x for x in alike if x.host != one.host] or [x for x in alike if x is not one]
+        share = one.bytes_per_s / float(np.median([x.bytes_per_s for x in alike if x is not one]))
+        if share < _SLOW or (share < _SLOWER and (_lower(one, others) or _more_often([one], others, _WITNESS))):
+            found.append(one)
+    return found or [x for host in {x.host for x in alike} for x in _held_up(host, alike)]
+
+
+def _lower(one: Link, others: list[Link]) -> bool:
+    """Where the network is the limit of them all: is the rate of this one far below the others'?"""
+    if any(len(x.limited) < _LEAST_LIMITED for x in (one, *others)):
+        return False
+    return float(np.median(one.limited)) < _SLOW_LIMITED * float(np.median([np.median(x.limited) for x in others]))
+
+
+def _more_often(mine: list[Link], others: list[Link], level: float) -> bool:
+    """Is the network the limit of these more often than of the others?"""
+    (hits, of), (usual, all_of) = (
+        (sum(len(x.limited) for x in some), sum(x.readings for x in some)) for some in (mine, others)
+    )
+    return hits >= _LEAST_LIMITED and _fisher(hits, of, usual, all_of) < level
+
+
+def _held_up(host: str, alike: list[Link]) -> list[Link]:
+    """All links of a sending host, if the network limits it more often than the others and it is slower."""
+    mine, others = [x for x in alike if x.host == host], [x for x in alike if x.host != host]
+    if not others or not _more_often(mine, others, _ALONE):
+        return []
+    slower = np.mean([x.bytes_per_s for x in mine]) < _LOWER * np.mean([x.bytes_per_s for x in others])
+    return mine if slower else []
+
+
+def _fisher(hits: int, of: int, others: int, of_others: int) -> float:
+    """One-sided p that ``hits`` of ``of`` are no more than ``others`` of ``of_others`` (Fisher 1934, exact)."""
+    all_hits, whole = hits + others, comb(of + of_others, of)
+    return sum(comb(all_hits, k) * comb(of + of_others - all_hits, of - k) for k in range(hits, min(all_hits, of) + 1)) / whole
 
 
 def connections_of(part: Part) -> list[dict[str, Any]]:
@@ -83,7 +137,9 @@ def _links(run: Run) -> list[Link]:
             sending_us = largest["busy_us"] - largest["unread_us"]
             sent = sum(c["sent"] for c in over)
             if steps and sending_us > 0 and sent >= _LEAST_BYTES and part.rank is not None:
-                found.append(Link(part.rank, target, sent / steps, 1e6 * largest["sent"] / sending_us))
+                rates = tuple(map(float, largest.get("limited", ())))
+                of, host = largest.get("readings", 0), _address(largest["local"])
+                found.append(Link(part.rank, target, sent / steps, 1e6 * largest["sent"] / sending_us, rates, of, host))
     return found
 
 

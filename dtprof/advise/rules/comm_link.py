@@ -13,7 +13,7 @@ from dtprof.findings import Evidence, Finding
 from dtprof.numbers import counted, named, percent, size, time
 from dtprof.protocols import Lens
 
-_LEAST_SHARE = 0.02
+_LEAST_SHARE = 0.01
 
 
 class SlowLink:
@@ -28,9 +28,8 @@ class SlowLink:
         if not result.slow:
             return
         whole, usual = step_ns(accounting), result.usual_bytes_per_s
-        longer = [1e9 * x.bytes_per_step * (1 / x.bytes_per_s - 1 / usual) for x in result.slow]
-        exposed = per_rank(accounting, "comm_transfer_ns", "comm_unsplit_ns", "comm_wait_ns")
-        cost = min(max(longer), float(np.mean(list(exposed.values()))) if exposed else max(longer))
+        longest = max(1e9 * x.bytes_per_step * (1 / x.bytes_per_s - 1 / usual) for x in result.slow)
+        cost, most = _saved(accounting, result)
         if cost < _LEAST_SHARE * whole:
             return
         senders, receivers = ({getattr(x, end) for x in result.slow} for end in ("source", "target"))
@@ -51,9 +50,10 @@ class SlowLink:
                 Evidence(f"Sent by TCP's own counters, while there was something to send: {links}."),
                 Evidence(f"The other {counted(len(others), 'link')}: {', '.join(_told(x) for x in others[:6])}."),
                 Evidence(
-                    f"{time(max(longer))} per step is what {size(round(result.slow[0].bytes_per_step))} take longer than at "
+                    f"{time(longest)} per step is what {size(round(result.slow[0].bytes_per_step))} take longer than at "
                     f"{_rate(usual)}, the others' rate. Round trips are in all of these rates: the link itself differs more."
                 ),
+                Evidence(most),
             ),
             why=f"a collective lasts as long on all its ranks; the counters of their connections tell that {who} "
             f"{verb} at {_rate(result.slow[0].bytes_per_s)}, the others at {_rate(usual)}",
@@ -61,7 +61,22 @@ class SlowLink:
             apply=remedy,
             verify="measure again: the rates of the links should be alike, and exposed communication shorter",
             share=cost / whole,
+            bound=result.fastest_bytes_per_s is None,
         )
+
+
+def _saved(accounting: AccountingResult, result: LinksResult) -> tuple[float, str]:
+    """What of the exposed moving goes if data move as fast as over the other links, ns per step, and how that is known."""
+    moving, either = (per_rank(accounting, name).values() for name in ("comm_transfer_ns", "comm_unsplit_ns"))
+    whole = 1e9 * max(x.bytes_per_step / x.bytes_per_s for x in result.slow)
+    exposed = max(moving, default=0.0) + (float(np.mean(list(either))) if either else 0.0)
+    exposed = min(exposed, whole)
+    known = f"{time(exposed)} per step move data, of this or along with it, while nothing computes"
+    if result.fastest_bytes_per_s is None:
+        return exposed, f"{known}; how fast the others can be is not known, as the network never was their limit."
+    fastest = max(result.fastest_bytes_per_s, result.usual_bytes_per_s)
+    left = min(result.slow[0].bytes_per_s / fastest, 1.0)
+    return exposed * (1 - left), f"{known}; {percent(left)} of it is left at {_rate(fastest)}, the fastest of the others."
 
 
 def _told(link: Link) -> str:

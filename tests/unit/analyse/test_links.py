@@ -14,8 +14,21 @@ MB, STEPS = 1_000_000, 20
 USUAL, SLOW = 125.0, 25.0  # bytes per microsecond: 1 Gbit/s, 200 Mbit/s
 
 
-def job(rates, *, ranks=3, sent=10 * MB, address=lambda rank: f"10.0.0.{rank}", unread=0, nodes=None, hosts=None, late=0):
+def job(
+    rates,
+    *,
+    ranks=3,
+    sent=10 * MB,
+    address=lambda rank: f"10.0.0.{rank}",
+    unread=0,
+    nodes=None,
+    hosts=None,
+    late=0,
+    limited=None,
+):
     """Ranks that all send to each other at ``rates.get((source, target))``, and reduce for 20 ms of every 50.
+
+    ``limited``: (source, target) -> bytes per microsecond of those of 20 readings at which the network was the limit.
 
     In every step another rank comes ``late`` us after the others.
     """
@@ -25,6 +38,7 @@ def job(rates, *, ranks=3, sent=10 * MB, address=lambda rank: f"10.0.0.{rank}", 
             {
                 "local": f"{address(rank)}:{100 * rank + to}", "peer": f"{address(to)}:{100 * to + rank}", "sent": sent,
                 "busy_us": round(sent / rates.get((rank, to), USUAL)) + unread, "unread_us": unread,
+                "readings": 20, "limited": [1e6 * x for x in (limited or {}).get((rank, to), ())],
             }
             for to in range(ranks) if to != rank
         ]  # fmt: skip
@@ -49,12 +63,13 @@ def told(run):
 
 
 def test_who_sends_slowly_is_named_with_what_it_costs():
-    (found,) = told(job({(1, 0): SLOW, (1, 2): SLOW}))
-    assert found.ranks == (1,)
-    # 0.5 MB per step at 25 instead of 125 bytes per us; more than is exposed it cannot cost
+    others = {(0, 1): [USUAL]}
+    (found,) = told(job({(1, 0): SLOW, (1, 2): SLOW}, limited=others))
+    assert found.ranks == (1,) and not found.bound
+    # of the 20 ms that are exposed a fifth is left at 125 instead of 25 bytes per us
     assert found.seconds_per_step == pytest.approx(0.016, rel=0.01)
-    (most,) = told(job({(1, 0): SLOW / 2, (1, 2): SLOW / 2}, sent=10 * MB))
-    assert most.seconds_per_step == pytest.approx(0.020, rel=0.01)
+    (most,) = told(job({(1, 0): SLOW / 2, (1, 2): SLOW / 2}, limited=others))
+    assert most.seconds_per_step == pytest.approx(0.018, rel=0.01)
     assert found.title == "What rank 1 sends goes at 20% of the rate of the other links"
     assert "rank 1 to rank 0 200 Mbit/s" in found.evidence[0].text
 
@@ -83,6 +98,42 @@ def test_one_link_of_two_is_slow():
 )
 def test_nothing_is_said_where_no_link_differs_or_none_can_be_compared(run):
     assert told(run) == []
+
+
+def test_where_the_network_was_never_the_others_limit_the_price_is_a_bound():
+    (found,) = told(job({(1, 0): SLOW, (1, 2): SLOW}))
+    assert found.bound and found.seconds_per_step == pytest.approx(0.020, rel=0.01)
+    # 0.5 MB take 10 ms at 50 bytes per us, which is less than is exposed
+    (less,) = told(job({(1, 0): 50, (1, 2): 50}))
+    assert less.seconds_per_step == pytest.approx(0.010, rel=0.01)
+
+
+ACKNOWLEDGED_LATE = {(1, 0): 0.7 * USUAL}
+
+
+@pytest.mark.parametrize(
+    ("limited", "slow"),
+    [
+        ({}, False),
+        ({(0, 1): [USUAL] * 4, (1, 0): [SLOW] * 4}, True),
+        ({(0, 1): [USUAL] * 4, (1, 0): [USUAL] * 4}, False),
+        ({(0, 1): [], (1, 0): [SLOW] * 6}, True),
+        ({(0, 1): [USUAL] * 6, (1, 0): [USUAL] * 8}, False),
+    ],
+    ids=["no witness", "it has the lower rate", "both have one rate", "only it is held up", "both are held up"],
+)
+def test_a_link_that_is_not_much_slower_needs_a_witness(limited, slow):
+    found = told(job(ACKNOWLEDGED_LATE, limited=limited, ranks=2))
+    assert [f.ranks for f in found] == ([(1,)] if slow else [])
+
+
+@pytest.mark.parametrize(("often", "slow"), [(5, True), (1, False)])
+def test_a_host_that_the_network_holds_up_where_all_links_look_slow(often, slow):
+    apart = {(source, to): SLOW for source in range(4) for to in range(4)}
+    late = {key: 0.9 * SLOW if key[0] > 1 else SLOW for key in apart}
+    limited = {key: [SLOW] * often for key in apart if key[0] > 1 and key[1] < 2}
+    found = told(job(late, ranks=4, limited=limited, address=lambda rank: f"10.0.0.{rank // 2}"))
+    assert [f.ranks for f in found] == ([(2, 3)] if slow else [])
 
 
 def test_who_comes_late_because_of_a_slow_link_is_not_blamed():

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from dtprof.protocols import Context
-from dtprof_collectors.sockets import LEAST_BYTES, SocketsCollector, connections
+from dtprof_collectors.sockets import LEAST_BYTES, SocketsCollector, connections, open_sockets
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's counters")
 
@@ -40,18 +40,22 @@ def named(end):
     return f"{end[0]}:{end[1]}"
 
 
+def read():
+    return list(connections(ctypes.CDLL(None, use_errno=True), open_sockets()))
+
+
 def context(folder):
     return Context(rank=0, world_size=1, folder=folder, capture=(-1, -1), options={})
 
 
 def test_a_connection_is_told_with_both_ends_and_its_bytes(pair):
     client, other = pair
-    found = [c for c in connections(ctypes.CDLL(None, use_errno=True)) if c["local"] == named(client.getsockname())]
-    assert [c["peer"] for c in found] == [named(client.getpeername())] == [named(other.getsockname())]
-    assert found[0]["sent"] == pytest.approx(2 * LEAST_BYTES, abs=1)  # Linux counts the opening of a connection as a byte
-    assert found[0]["busy_us"] >= found[0]["unread_us"] >= 0
+    found = [c for c in read() if c.ends[0] == named(client.getsockname())]
+    assert [c.ends[1] for c in found] == [named(client.getpeername())] == [named(other.getsockname())]
+    assert found[0].sent == pytest.approx(2 * LEAST_BYTES, abs=1)  # Linux counts the opening of a connection as a byte
+    assert found[0].busy_us >= found[0].unread_us >= 0
     # what the other end sent is too little to be told
-    assert named(other.getsockname()) not in {c["local"] for c in connections(ctypes.CDLL(None, use_errno=True))}
+    assert named(other.getsockname()) not in {c.ends[0] for c in read()}
 
 
 def test_a_socket_keeps_its_mode_whatever_the_default_is(pair, monkeypatch):
@@ -60,7 +64,7 @@ def test_a_socket_keeps_its_mode_whatever_the_default_is(pair, monkeypatch):
     monkeypatch.setattr(socket, "getdefaulttimeout", lambda: 5.0)
     socket.setdefaulttimeout(5.0)
     try:
-        list(connections(ctypes.CDLL(None, use_errno=True)))
+        read()
     finally:
         socket.setdefaulttimeout(None)
     assert client.getblocking()
@@ -76,6 +80,7 @@ def test_the_collector_keeps_the_last_reading_when_connections_are_gone(pair, tm
     made._next = 0.0
     made.on_step(1)
     told = where.status.facts["connections"]
+    assert [c["readings"] for c in told if c["local"] == named(client.getsockname())] == [1]
     client.close()
     other.close()
     made.stop()
@@ -90,3 +95,18 @@ def test_where_there_are_no_counters_it_is_idle(tmp_path, monkeypatch):
     made.stop()
     assert where.status.idle
     assert where.status.facts == {}
+
+
+def test_readings_are_counted_and_a_descriptor_that_is_gone_does_no_harm(pair, tmp_path):
+    client, _ = pair
+    made, where = SocketsCollector(), context(tmp_path)
+    made.start(where)
+    for step in range(3):
+        made._next = 0.0
+        made.on_step(step)
+    mine = next(c for c in where.status.facts["connections"] if c["local"] == named(client.getsockname()))
+    assert mine["readings"] == 3 and len(mine["limited"]) <= 3
+    client.close()
+    made._next = 0.0
+    made.on_step(3)
+    assert mine in where.status.facts["connections"]

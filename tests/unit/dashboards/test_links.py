@@ -78,7 +78,7 @@ def test_counters_of_links():
 
 def test_a_slow_link_is_bold_and_says_what_the_others_reach():
     slow, usual = Link(2, 0, 1e6, 1e7), Link(0, 2, 1e6, 1e8)
-    rows = link_rows(LinksResult((slow, usual), (slow,), 1e8, ""), [0, 2])
+    rows = link_rows(LinksResult((slow, usual), (slow,), 1e8, None, ""), [0, 2])
     assert [name for name, _ in rows] == ["from rank 0", "from rank 2"]
     (none, fast), (low, _) = (cells for _, cells in rows)
     assert none.level is None and (fast.level, fast.bold) == (1.0, False) and low.level == 0.1 and low.bold
