@@ -6,11 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from dtprof.advise.places import ranks_of, severity_of, step_ns
+from dtprof.advise.predicted import in_words, notes_of, outcome
+from dtprof.advise.rules.buckets import worth_it
 from dtprof.analyse.moe import Layer, MoeResult
 from dtprof.analyse.results import AccountingResult, Operation
+from dtprof.edits import Edit
 from dtprof.findings import Evidence, Finding
+from dtprof.model.outcome import Outcome
 from dtprof.numbers import count, counted, named, percent, size, time
 from dtprof.protocols import Lens
+from dtprof.run import Run
 
 # the hottest expert has this many times the mean, or the busiest rank this many times the mean of the ranks
 LEAST_RATIO, LEAST_RANK_RATIO = 1.5, 1.2
@@ -19,6 +24,8 @@ _STRIKING = 2.0
 _LEAST_SHARE = 0.05
 # assignments that are dropped: below this share they are the usual price of a capacity
 LEAST_DROPPED, _MANY_DROPPED = 0.05, 0.20
+# the usual capacity factor (Switch Transformer, Fedus et al. 2021, table 1)
+_CAPACITY = 1.25
 
 
 class ExpertBalance:
@@ -27,7 +34,7 @@ class ExpertBalance:
     id = "moe.expert_balance"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Needs ``moe_tokens``; silent where neither experts nor ranks are uneven."""
+        """Needs ``moe_tokens``; silent where neither experts nor ranks are uneven. Its gain is that of even experts."""
         result: MoeResult = study.result("moe")
         whole = step_ns(study.result("accounting"))
         uneven = [x for x in result.layers if x.ratio >= LEAST_RATIO or x.rank_ratio >= LEAST_RANK_RATIO]
@@ -41,6 +48,9 @@ class ExpertBalance:
         ranks = result.owners.get(hot, ())
         places = [x for x in uneven if x.hot == hot]
         share = sum(x.tokens[hot] for x in places) / sum(sum(x.tokens.values()) for x in places)
+        even = _outcome(study.run, Edit("moe.balance", "even")) if cost else None
+        saving = even.saving() if even is not None and worth_it(even) else None
+        told = f". Predicted with even experts: {in_words(even)}" if even is not None and saving is not None else ""
         lost = f"{time(cost)} per step waited for {named('rank', ranks)}" if cost and ranks else "no waiting that could be told"
         yield Finding(
             rule=self.id,
@@ -54,17 +64,20 @@ class ExpertBalance:
                 *_layers(uneven),
                 Evidence("What is waited for it: all-to-alls of these layers which the rank with most tokens enters last, mean "
                          "over the ranks.", _rows(o for x in uneven for o in x.operations)),
+                *(_predicted(study.run, even) if even is not None and saving is not None else ()),
             ),
             why=f"{named('rank', ranks)} computes expert {hot}, which {percent(share)} of the tokens choose; the others "
             "wait in "
             "the all-to-alls that follow",
             next="raise the auxiliary loss (or bias the router), cap experts with a capacity factor, or place hot experts on "
-            "ranks with cold ones",
+            f"ranks with cold ones{told}",
             apply="auxiliary loss of Switch Transformer (E sum f P) or a router bias without loss; capacity factor 1.25 "
             "drops what "
             "is beyond; replicate or move hot experts",
             verify="measure again: tokens per expert even, and less waiting in combine",
             share=cost / whole,
+            edit={"moe.balance": "even"} if saving is not None else None,
+            prediction=saving,
         )  # fmt: skip
 
 
@@ -74,7 +87,7 @@ class Capacity:
     id = "moe.capacity"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Needs ``moe_dropped``; it has no price in time."""
+        """Needs ``moe_dropped``; no price in time, but what keeping them would cost, where it can be predicted."""
         result: MoeResult = study.result("moe")
         accounting: AccountingResult = study.result("accounting")
         told = [x for x in result.layers if x.dropped is not None]
@@ -82,6 +95,8 @@ class Capacity:
         mean = sum(x.dropped or 0.0 for x in told) / len(told) if told else 0.0
         if worst is None or mean < LEAST_DROPPED:
             return
+        experts = max(len(x.tokens) for x in told)
+        every = _outcome(study.run, Edit("moe.capacity_factor", float(experts)))
         yield Finding(
             rule=self.id,
             severity="medium" if mean >= _MANY_DROPPED else "low",
@@ -93,6 +108,7 @@ class Capacity:
             evidence=(
                 Evidence(f"Dropped by layer: {', '.join(f'{x.name} {percent(x.dropped)}' for x in told[:8])}."),
                 *_layers([worst]),
+                *([Evidence(f"Predicted with nothing dropped: {in_words(every)}."), *notes_of(every)] if every else []),
             ),
             why="an expert takes only so many tokens of a rank, and what is beyond passes the layer unchanged: it learns "
             "nothing",
@@ -100,6 +116,21 @@ class Capacity:
             apply="capacity factor times 1.25; it takes memory and time in proportion",
             verify="measure again: fewer tokens dropped; and compare losses",
         )
+
+
+def _outcome(run: Run, edit: Edit) -> Outcome | None:
+    """The prediction, where there is one."""
+    found = outcome(run, [edit])
+    return found if found is not None and found.predicted_ns is not None else None
+
+
+def _predicted(run: Run, even: Outcome) -> Iterator[Evidence]:
+    """What even experts would make of the step, and a capacity instead, with what that drops."""
+    yield Evidence(f"Predicted with even experts: {in_words(even)}.")
+    yield from notes_of(even)
+    capped = _outcome(run, Edit("moe.capacity_factor", _CAPACITY))
+    if capped is not None:
+        yield Evidence(f"Predicted with a capacity factor of {_CAPACITY:g}: {in_words(capped)}; {capped.notes[-1]}.")
 
 
 def _layers(layers: list[Layer]) -> Iterator[Evidence]:

@@ -109,17 +109,15 @@ class _Made:
             if self.slopes.determined
             else "tokens differ too little to tell what one takes: between nothing and all of the time from dispatch to combine"
         ]
-        before, after = _busiest(self.seen.loads), _busiest(loads)
-        notes.append(f"tokens of the busiest rank by the mean of the ranks: {before:.2f} measured, {after:.2f} predicted")
-        dropped = _dropped(loads)
-        if self.capacity is not None:
-            text = f"{percent(dropped)} of the assignments are dropped ({percent(_dropped(self.seen.loads))} measured)"
-            if not self.even:
+        busiest = f"{_busiest(self.seen.loads):.2f} measured, {_busiest(loads):.2f} predicted"
+        notes.append(f"tokens of the busiest rank by the mean of the ranks: {busiest}")
+        dropped, before = _dropped(loads), _dropped(self.seen.loads)
+        if self.capacity is not None or dropped or before:
+            text = f"{percent(dropped)} of the assignments are dropped ({percent(before)} measured)"
+            if self.capacity is not None and not self.even:
                 most = _dropped(self.loads(by_chance=True))
                 text += f" if all ranks send an expert equally many tokens, {percent(most)} if by chance"
-            notes.append(f"{text}: those tokens pass the layer unchanged, which may cost quality")
-        elif dropped:
-            notes.append(f"{percent(dropped)} of the assignments are dropped at the capacity that the run has")
+            notes.append(f"{text}: dropped ones pass the layer unchanged, which may cost quality")
         return notes
 
 
