@@ -162,7 +162,9 @@ def read_parquet(name: str, path: Path) -> Table:
     import pyarrow.parquet as pq
 
     try:
-        arrow = pq.read_table(path, partitioning=None)
+        # pq.read_table would bring in data sets, and pandas with them
+        with pq.ParquetFile(path) as file:
+            arrow = file.read()
     except (pa.ArrowInvalid, OSError) as error:
         raise DamagedRun(
             f"{path}: not a readable Parquet file ({error})", "delete it; it is rebuilt from the raw files"

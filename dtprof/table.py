@@ -251,7 +251,7 @@ def _from_arrow(column: Column, chunked: pa.ChunkedArray) -> ColumnData:
         array = chunked.unify_dictionaries().combine_chunks()
         if isinstance(array, pa.ChunkedArray):
             array = array.chunk(0) if array.num_chunks else pa.array([], chunked.type)
-        codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+        codes = _filled(pa.chunked_array([array.indices]), -1, np.int32)
         values = tuple(array.dictionary.to_pylist())
         if column.kind == "str":
             return Strings(codes, values)
@@ -260,6 +260,33 @@ def _from_arrow(column: Column, chunked: pa.ChunkedArray) -> ColumnData:
         return decoded
     if column.kind in ("ints", "strs"):
         return list(chunked.to_pylist())
-    if column.kind == "bool":
-        return np.asarray(chunked.to_numpy(), bool)
+    if pa.types.is_boolean(chunked.type) or pa.types.is_integer(chunked.type) or pa.types.is_floating(chunked.type):
+        return _filled(chunked, NOTHING[column.kind], DTYPES[column.kind])
     return np.asarray(chunked.fill_null(NOTHING[column.kind]).to_numpy(), DTYPES[column.kind])
+
+
+def _filled(chunked: pa.ChunkedArray, nothing: Any, dtype: Any) -> Array:
+    """Numbers with ``nothing`` where there is none; from their buffers, for Arrow's own ways import pandas."""
+    import pyarrow as pa
+
+    out, at = np.empty(len(chunked), dtype), 0
+    for chunk in chunked.chunks:
+        valid, held = chunk.buffers()
+        here = slice(chunk.offset, chunk.offset + len(chunk))
+        mine = out[at : at + len(chunk)]
+        if len(chunk):
+            mine[:] = _bits(held)[here] if pa.types.is_boolean(chunk.type) else _numbers(chunk.type, held)[here]
+        if chunk.null_count:
+            mine[~_bits(valid)[here]] = nothing
+        at += len(chunk)
+    return out
+
+
+def _bits(buffer: pa.Buffer) -> NDArray[np.bool_]:
+    return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").astype(np.bool_)
+
+
+def _numbers(kind: pa.DataType, buffer: pa.Buffer) -> Array:
+    """The numbers of a buffer, which may be longer than what is used of it."""
+    dtype = np.dtype(kind.to_pandas_dtype())
+    return np.frombuffer(buffer, dtype, buffer.size // dtype.itemsize)

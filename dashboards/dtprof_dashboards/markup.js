@@ -16,7 +16,8 @@ export default function ({ parentElement, data, setTriggerValue }) {
     const mark = event.target.closest("[data-go]");
     if (mark) setTriggerValue("go", mark.dataset.go);
   };
-  if (place.shown === data) return;
-  place.shown = data;
-  place.replaceChildren(...harmless(data));
+  const text = new TextDecoder().decode(data);
+  if (place.shown === text) return;
+  place.shown = text;
+  place.replaceChildren(...harmless(text));
 }

@@ -28,7 +28,8 @@ from dtprof.numbers import count, listing
 from dtprof.protocols import Lens
 from dtprof.report.budget import BudgetRow, budget
 from dtprof.report.charts.timeline import Timeline, timeline
-from dtprof.report.facts import Facts, gather
+from dtprof.report.facts import Facts
+from dtprof.report.kept import facts_of
 from dtprof.run import Run
 from dtprof_dashboards import roofline
 from dtprof_dashboards.memory_series import Series, series
@@ -127,8 +128,7 @@ class Opened:
 @st.cache_resource(max_entries=KEPT, show_spinner=False)
 def read(path: Path, stamp: Watermark) -> Opened:
     """The run at ``path`` as it was at that watermark. Raises DtprofError where it cannot be opened."""
-    study = study_of(open_run(path))
-    return Opened(study, gather(study))
+    return Opened(*facts_of(open_run(path)))
 
 
 def opened(path: Path, stamp: Watermark) -> Opened:

@@ -33,13 +33,14 @@ def _component() -> Any:
 
 def markup(text: str, key: str = "") -> None:
     """Draw markup; every text in it is escaped already. With a ``key`` of its page, a click on a mark that says where to go
-    (``data-go``) goes there.
+    (``data-go``) goes there. As bytes, for to tell what a text is Streamlit imports pandas.
     """
+    data = text.encode()
     if key:
         widget = selection.widget_key(key)
-        _component()(data=text, key=widget, on_go_change=partial(_go, widget))
+        _component()(data=data, key=widget, on_go_change=partial(_go, widget))
     else:
-        _component()(data=text)
+        _component()(data=data)
 
 
 def _go(widget: str) -> None:

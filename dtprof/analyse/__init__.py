@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dtprof.analyse import (
     accounting,
     checkpoint,
@@ -67,7 +70,10 @@ ANALYSES: dict[str, Analysis] = {
 }
 
 
-def study_of(run: Run) -> Study:
-    """A study of ``run`` with the built-in analyses and those of plugins; a built-in name is never replaced."""
+def study_of(run: Run, known: Mapping[str, Any] | None = None) -> Study:
+    """A study of ``run`` with the built-in analyses and those of plugins; a built-in name is never replaced.
+
+    ``known`` are results that are not computed again.
+    """
     extra = {p.name: p.value for p in loaded("analyses") if p.value is not None}
-    return Study(run, {**extra, **ANALYSES})
+    return Study(run, {**extra, **ANALYSES}, known)

@@ -49,14 +49,13 @@ def print_report(path: str, *, json: bool = False, html: str | None = None) -> i
 
 def read(path: str) -> Facts:
     """Open, analyse and gather; a bar on stderr where that is a terminal."""
-    from dtprof.analyse import study_of
     from dtprof.ingest import open_run
-    from dtprof.report.facts import gather
+    from dtprof.report.kept import facts_of
 
     if not path:
         raise InputError("PATH is empty", "give a run directory, a trace file, or a folder of traces")
     with progress_bar() as progress:
-        return gather(study_of(open_run(path, progress=progress)))
+        return facts_of(open_run(path, progress=progress))[1]
 
 
 def show(facts: Facts, *, json: bool, html: str | None) -> None:

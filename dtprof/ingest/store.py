@@ -16,7 +16,7 @@ class IngestStore:
 
     def __init__(self, held: Mapping[int, Mapping[str, Table]], folders: Mapping[int, Path]) -> None:
         self._held = {part: dict(tables) for part, tables in held.items()}
-        self._folders = dict(folders)
+        self.folders = dict(folders)
         self._derived: dict[str, Table] | None = None
         self.derive: Callable[[], dict[str, Table]] = dict
 
@@ -27,8 +27,8 @@ class IngestStore:
                 self._derived = self.derive()
             return self._derived.get(name)
         held = self._held.setdefault(part, {})
-        if name not in held and part in self._folders:
-            found = cache.load_table(self._folders[part], name)
+        if name not in held and part in self.folders:
+            found = cache.load_table(self.folders[part], name)
             held[name] = Table.empty(name) if found is None else found
         return held.get(name)
 

@@ -80,7 +80,6 @@ def gather(study: Lens) -> Facts:
     """Ask a study for everything; each analysis runs once however many reports are drawn."""
     from dtprof.advise import findings
     from dtprof.advise.recommend import verdict
-    from dtprof.advise.verify import verdicts
 
     found = findings(study)
     return Facts(
@@ -92,11 +91,18 @@ def gather(study: Lens) -> Facts:
         findings=tuple(found),
         verdict=verdict(study, found),
         quality=quality_of(study.run),
-        verdicts=tuple(verdicts(Path(study.run.path))) if study.run.format == "dtprof" else (),
+        verdicts=verdicts_of(study.run),
         memory=study.result("memory"),
         goodput=study.result("goodput"),
         parallel=parallel.gather(study),
     )
+
+
+def verdicts_of(run: Run) -> tuple[VerdictRow, ...]:
+    """What ``dtprof verify`` has measured beside the run."""
+    from dtprof.advise.verify import verdicts
+
+    return tuple(verdicts(Path(run.path))) if run.format == "dtprof" else ()
 
 
 def quality_of(run: Run) -> tuple[QualityRow, ...]:

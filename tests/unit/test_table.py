@@ -1,6 +1,7 @@
 """Tables: every kind of column, missing values included, through memory, Arrow and Parquet."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,3 +160,13 @@ def test_an_unknown_enum_value_is_refused_in_code_and_missing_in_files(tmp_path)
         Table.of("events", kind=["hologram"])
     pq.write_table(pa.table({"kind": ["hologram", "kernel"]}), tmp_path / "events.parquet")
     assert read_parquet("events", tmp_path / "events.parquet").text("kind") == [None, "kernel"]
+
+
+def test_slices_and_chunks_come_back_with_their_gaps():
+    """Eleven rows, so that bits of gaps and of truth do not begin at a byte."""
+    rows = [{"step": i, "host_ts": None if i % 3 else 2**62 + i, "loss": None if i % 2 else i / 2, "captured": i % 4 == 0,
+             "kind": None if i == 5 else "train"} for i in range(11)]  # fmt: skip
+    arrow = Table.from_rows("steps", rows).to_arrow()
+    back = Table.from_arrow("steps", pa.concat_tables([arrow.slice(3), arrow.slice(1, 2), arrow.slice(0, 0)]))
+    keys = ("step", "host_ts", "loss", "captured", "kind")
+    assert [{k: back.row(i)[k] for k in keys} for i in range(10)] == [rows[i] for i in (*range(3, 11), 1, 2)]

@@ -1,10 +1,11 @@
 """What the server serves: the program of the pages, what the timeline asks for beside it, and which process serves.
 
-The run that is shown first is read as soon as the server starts, while a browser still opens.
+The run that is shown first is read as soon as the server starts, and the pages are imported, while a browser still opens.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from pathlib import Path
@@ -33,6 +34,7 @@ def _read_ahead() -> None:
             read(runs[0].path, watermark(runs[0].path))
     except DtprofError:
         pass
+    importlib.import_module("dtprof_dashboards.pages")
 
 
 threading.Thread(target=_read_ahead, name="read ahead", daemon=True).start()

@@ -1,6 +1,5 @@
 """The pages without a browser: Streamlit's own test runner over runs on disk."""
 
-import json
 import re
 from html import unescape
 from pathlib import Path
@@ -38,8 +37,7 @@ class Drawn:
 
     def __init__(self, tester):
         self.tester = tester
-        found = [json.loads(e.proto.json) for e in tester.get("bidi_component")]
-        self.markup = "\n".join(text for text in found if isinstance(text, str))
+        self.markup = "\n".join(e.proto.bytes.decode() for e in tester.get("bidi_component") if e.proto.bytes)
         self.text = " ".join(unescape(re.sub(r"<[^>]+>", " ", self.markup)).replace("\u00a0", " ").split())
         self.heads = re.findall(r"<h2>(.*?)</h2>", self.markup)
         self.query = {key: value[0] if isinstance(value, list) else value for key, value in tester.query_params.items()}
