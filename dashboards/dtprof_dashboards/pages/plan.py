@@ -29,6 +29,8 @@ THIS_RUN = "this run"
 NOT_A_STEP = "none"
 _NODE = 8
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# what is chosen at first: a model of rotary positions, which takes any length, and the length that most were trained with
+_FIRST, _USUAL = "Llama 3 8B", 4096
 _SEQUENCES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "transient", "communication", "fragmentation", "context")
@@ -55,31 +57,39 @@ def render(view: View) -> None:
     with left:
         show.markup("<h2>Plan for</h2>")
         names = [THIS_RUN, *MODELS] if isinstance(own, Choices) else list(MODELS)
-        model = st.selectbox("model", names, key=selection.widget_key("model"))
-        asked = None if model == THIS_RUN else _asked()
+        first = 0 if isinstance(own, Choices) else names.index(_FIRST)
+        model = str(st.selectbox("Model", names, index=first, key=selection.widget_key("model")))
+        asked = None if model == THIS_RUN else _asked(model)
     with right:
         if asked is None and isinstance(own, Choices):
             _draw(_of_run(str(view.path), view.stamp, own))
             _options(own)
             return
+        if asked is not None:
+            _draw(_of_preset(model, *asked))
         if isinstance(own, str):
             show.nothing(
                 "This run gives no plan",
                 f"{own[0].upper()}{own[1:]}.",
-                "dtprof plan search SPEC.toml searches for a model and a cluster of your own.",
+                "For a model and a cluster of your own:\ndtprof plan search SPEC.toml",
             )
-        if asked is not None:
-            _draw(_of_preset(str(model), *asked))
 
 
-def _asked() -> tuple[str, int, str, int, int]:
+def _asked(model: str) -> tuple[str, int, str, int, int]:
     """GPU, how many, software, tokens of a sequence, sequences of a step."""
     gpu = st.selectbox("GPU", [one.name for one in GPUS], index=_index("H100 SXM"), key=selection.widget_key("gpu"))
     gpus = st.selectbox("GPUs", _SIZES, index=_SIZES.index(64), key=selection.widget_key("gpus"))
-    ran = st.selectbox("software", list(SOFTWARE), key=selection.widget_key("software"))
-    seq = st.selectbox("tokens of a sequence", _SEQUENCES, index=_SEQUENCES.index(4096), key=selection.widget_key("seq"))
-    batch = st.selectbox("sequences of a step", _BATCHES, index=_BATCHES.index(256), key=selection.widget_key("batch"))
+    ran = st.selectbox("Software", list(SOFTWARE), key=selection.widget_key("software"))
+    lengths = _lengths(MODELS[model].max_positions)
+    usual = max(i for i, length in enumerate(lengths) if length <= _USUAL or i == 0)
+    seq = st.selectbox("Tokens per sequence", lengths, index=usual, key=selection.widget_key("seq"))
+    batch = st.selectbox("Sequences per step", _BATCHES, index=_BATCHES.index(256), key=selection.widget_key("batch"))
     return str(gpu), int(gpus), str(ran), int(seq), int(batch)
+
+
+def _lengths(positions: int) -> list[int]:
+    """Tokens of a sequence to choose from; a model with learned ``positions`` (0: none) takes no more than those."""
+    return [n for n in _SEQUENCES if not positions or n <= positions] or [positions]
 
 
 def _index(name: str) -> int:
@@ -129,7 +139,9 @@ def _draw(plan: Planned) -> None:
     best = plan.found.best
     if best is None:
         would = [f"{text[0].upper()}{text[1:]}." for text in plan.found.mend]
-        show.verdict(f"none of {count(plan.found.tried)} layouts fits {plan.wanted.model.name}", _nearest(plan.found), would)
+        none = f"none of {count(plan.found.tried)} layouts fits {plan.wanted.model.name}"
+        show.verdict(none if plan.found.tried else f"no layout of {plan.wanted.model.name} is possible there",
+                     _nearest(plan.found), would)  # fmt: skip
         return
     against = ""
     if plan.now is not None:
