@@ -27,6 +27,8 @@ KEYS = ("moe.balance", "moe.capacity_factor")
 MOST_UNEXPLAINED = 0.10
 # tokens that hardly differ leave the slope open; what that leaves open of the step may be this share of it
 MOST_OPEN = 0.05
+# a change is known to this part of itself: ranks that compute as long as each other also disturb each other (docs/predict.md)
+OPEN_CHANGE = 0.1
 
 
 def has_experts(run: Run) -> bool:
@@ -93,7 +95,7 @@ class _Made:
                 "other numbers of tokens would tell"
             )
             return withheld(self.edits, [reason], error, MODEL, record_of(self.gates))
-        half = (error + (self.gates.unexplained or 0.0)) * measured
+        half = (error + (self.gates.unexplained or 0.0)) * measured + OPEN_CHANGE * abs(middle)
         return Outcome(
             edits=tuple(self.edits), model=MODEL, measured_ns=measured, predicted_ns=measured + middle,
             low_ns=max(measured + min(ends) - half, 0.0), high_ns=measured + max(ends) + half, replay_error=error,
