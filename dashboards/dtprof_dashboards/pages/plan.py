@@ -36,6 +36,12 @@ _BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "transient", "communication", "fragmentation", "context")
 
 
+_SHORT = (
+    "Ranks by tp tensor, pp pipeline, cp context, ep expert and dp data parallelism; vpp: virtual stages of a rank; "
+    "mb: sequences of a micro-batch."
+)
+
+
 @dataclass(frozen=True)
 class Planned:
     """A search and what is told of it; ``now``: the run's own layout, None for presets."""
@@ -146,7 +152,7 @@ def _draw(plan: Planned) -> None:
     against = ""
     if plan.now is not None:
         against = f", {change(best.seconds / plan.now.seconds - 1)} against {brief(plan.now.layout)} as it runs"
-    show.verdict(f"{brief(best.layout)} is the fastest layout that fits: {seconds(best.seconds)} a step{against}",
+    show.verdict(f"the fastest layout that fits is {brief(best.layout)}: {seconds(best.seconds)} a step{against}",
                  " ".join(plan.terms))  # fmt: skip
     _tiles(plan, best)
     _layouts(plan, best)
@@ -170,8 +176,8 @@ def _tiles(plan: Planned, best: Candidate) -> None:
         Tile("Memory", size(best.memory.device), f"of {size(plan.wanted.cluster.memory_bytes)} on the fullest GPU"),
         Tile("Tokens", count(round(best.tokens_per_s)), "per second on all GPUs"),
         Tile("Cost", fixed(best.gpu_hours, 1), "GPU hours for 1e9 tokens"),
-        Tile("Rests on", "this run" if plan.now is not None else plan.rests.partition(":")[0], plan.rests),
     ])  # fmt: skip
+    show.markup(f'<section><p class="muted">Rests on {escape(plan.rests)}.</p></section>')
 
 
 def _layouts(plan: Planned, best: Candidate) -> None:
@@ -181,7 +187,7 @@ def _layouts(plan: Planned, best: Candidate) -> None:
         for one in plan.found.ranked
     ]  # fmt: skip
     heads = ["layout", "step", "against the best", "memory", "on the front"]
-    sub = "The best of each grid of tp, pp, cp and ep. On the front: no other has less time and less memory."
+    sub = f"The best of each grid of tp, pp, cp and ep. On the front: no other has less time and less memory. {_SHORT}"
     show.section("Layouts", sub, show.table(heads, rows, [1, 2, 3]))
 
 
