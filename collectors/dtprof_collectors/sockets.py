@@ -31,7 +31,7 @@ from dtprof.protocols import Context
 from dtprof.table import Table
 
 INTERVAL_S = 0.4
-# between two looks for new connections
+# between two looks for new connections, once there is one
 LOOK_S = 5.0
 LEAST_BYTES, MOST = 1 << 20, 64
 # struct tcp_info: tcpi_delivery_rate_app_limited (the lowest bit of its byte), tcpi_bytes_acked, tcpi_delivery_rate (bytes/s),
@@ -96,7 +96,7 @@ class SocketsCollector:
         self._next = now + INTERVAL_S
         if self._libc is None:
             return
-        if now >= self._look:
+        if now >= self._look or not self._seen:
             self._look, self._open = now + LOOK_S, open_sockets()
         found = sorted(connections(self._libc, self._open), key=lambda c: -c.sent)[:MOST]
         for one in found:

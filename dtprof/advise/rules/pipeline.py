@@ -89,23 +89,19 @@ class Imbalance:
         """The price is the excess over the next slowest rank, once per micro-batch. Where ranks were found slower than others
         of their stage only these are named: the passes of the others wait for them.
         """
-        stragglers: StragglerResult = study.result("stragglers")
-        slower = {s.rank for s in stragglers.found}
-        result: PipelineResult = study.result("pipeline")
-        whole = step_ns(study.result("accounting"))
-        found = []
-        for pipeline in result.pipelines:
-            ordered = sorted(pipeline.ranks, key=pipeline.per_microbatch)
-            if slower and ordered[-1].rank not in slower:
-                continue
-            slow, next_ = pipeline.per_microbatch(ordered[-1]), pipeline.per_microbatch(ordered[-2])
-            cost = pipeline.microbatches * (slow - next_)
-            if slow - next_ >= LEAST_EXCESS * next_ and cost / whole >= LEAST_SHARE:
-                found.append((cost, pipeline, ordered[-1]))
+        slower, whole = _slower(study), step_ns(study.result("accounting"))
+        found = _uneven(study)
         if found:
-            yield self._finding(study, *max(found, key=lambda f: f[0]), whole)
+            cost, pipeline, slow = max(found, key=lambda f: f[0])
+            stage = _where(pipeline, slow)[0]
+            # side by side: other pipelines' ranks with the same stage are as slow
+            alike = {r.rank for c, p, r in found if 2 * c >= cost and _where(p, r)[0] == stage} - {slow.rank}
+            ranks = (slow.rank,) if slower else tuple(sorted({slow.rank, *alike}))
+            yield self._finding(study, cost, pipeline, slow, whole, ranks)
 
-    def _finding(self, study: Lens, cost: float, pipeline: Pipeline, slow: RankPasses, whole: float) -> Finding:
+    def _finding(
+        self, study: Lens, cost: float, pipeline: Pipeline, slow: RankPasses, whole: float, ranks: tuple[int, ...]
+    ) -> Finding:
         others = [r for r in pipeline.ranks if r is not slow]
         stage, kind = _where(pipeline, slow)
         each = cost / pipeline.microbatches
@@ -118,9 +114,9 @@ class Imbalance:
         return Finding(
             rule=self.id,
             severity=severity_of(cost / whole),
-            title=f"Stage {stage} (rank {slow.rank}) takes {time(each)} longer per micro-batch than the next slowest rank, "
-            f"most of it in its {_WORDS[kind]} pass",
-            ranks=(slow.rank,),
+            title=f"Stage {stage} ({named('rank', ranks)}) takes {time(each)} longer per micro-batch than the next slowest "
+            f"rank, most of it in its {_WORDS[kind]} pass",
+            ranks=ranks,
             steps=pipeline.steps,
             seconds_per_step=cost / 1e9,
             evidence=(
@@ -152,7 +148,8 @@ class Schedule:
 
     def find(self, study: Lens) -> Iterator[Finding]:
         """Needs tagged passes of all ranks and a replay within 5%; silent where the interval holds no saving. Only a bubble
-        above LEAST_BUBBLE is worth a schedule that is more involved than 1F1B.
+        above LEAST_BUBBLE is worth a schedule that is more involved than 1F1B; where a stage is longer than the others it must
+        save more than stages made alike.
         """
         result: PipelineResult = study.result("pipeline")
         if not result.pipelines:
@@ -168,6 +165,8 @@ class Schedule:
         back = name == "1f1b" and several
         # what is simpler and keeps less need not gain
         if not worth_it(best) and not (back and saving.seconds_per_step > 0):
+            return
+        if _uneven(study) and not _beyond_even(study, best):
             return
         accounting: AccountingResult = study.result("accounting")
         share = saving.seconds_per_step / (step_ns(accounting) / 1e9)
@@ -244,6 +243,34 @@ class Untagged:
             share=cost / whole,
             bound=True,
         )
+
+
+def _slower(study: Lens) -> set[int]:
+    stragglers: StragglerResult = study.result("stragglers")
+    return {s.rank for s in stragglers.found}
+
+
+def _uneven(study: Lens) -> list[tuple[float, Pipeline, RankPasses]]:
+    """(ns per step, pipeline, its slowest rank) where that exceeds the next one considerably."""
+    result: PipelineResult = study.result("pipeline")
+    slower, whole = _slower(study), step_ns(study.result("accounting"))
+    found = []
+    for pipeline in result.pipelines:
+        ordered = sorted(pipeline.ranks, key=pipeline.per_microbatch)
+        if slower and ordered[-1].rank not in slower:
+            continue
+        slow, next_ = pipeline.per_microbatch(ordered[-1]), pipeline.per_microbatch(ordered[-2])
+        cost = pipeline.microbatches * (slow - next_)
+        if slow - next_ >= LEAST_EXCESS * next_ and cost / whole >= LEAST_SHARE:
+            found.append((cost, pipeline, ordered[-1]))
+    return found
+
+
+def _beyond_even(study: Lens, best: Outcome) -> bool:
+    """Does a schedule keep its saving where the stages have been made alike? Dividing a slow stage saves what that saves."""
+    even = Edit("pipeline.balance", "even")
+    alike, both = _outcome(study.run, [even]), _outcome(study.run, [even, *best.edits])
+    return alike is not None and both is not None and both.high_ns is not None and both.high_ns < (alike.predicted_ns or 0)
 
 
 def _outcome(run: Run, edits: Sequence[Edit]) -> Outcome | None:

@@ -9,10 +9,12 @@ import numpy as np
 from dtprof.advise.places import severity_of, step_ns
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.lateness import Late, LatenessResult
+from dtprof.analyse.links import LinksResult
 from dtprof.analyse.results import AccountingResult, CommResult
 from dtprof.analyse.stragglers import Straggler, StragglerResult
 from dtprof.analyse.waiting import WaitingResult
 from dtprof.findings import Evidence, Finding
+from dtprof.model.moe.excess import by_tokens
 from dtprof.numbers import counted, interval, named, percent, time
 from dtprof.protocols import Lens
 
@@ -31,6 +33,9 @@ _KEY_WORDS = {
     "idle_other_ns": "idle time",
 }  # fmt: skip
 
+# a rank is as long as its tokens make it if they explain this share of its excess
+_EXPLAINED = 0.5
+
 
 class ComputeRank:
     """One rank computes longer than its peers in every step."""
@@ -39,11 +44,15 @@ class ComputeRank:
     keys: tuple[str, ...] = ("compute_ns", "copy_exposed_ns", "idle_dependency_ns", "idle_other_ns")
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Abstains below two complete steps on all ranks, on pipelines, and where the excess is inside the noise."""
+        """Abstains below two complete steps on all ranks, on pipelines, where the excess is inside the noise, and where tokens
+        of its experts explain most of it, which is moe.expert_balance's to tell.
+        """
         result: StragglerResult = study.result("stragglers")
         for straggler in result.found:
             if straggler.main_key in self.keys:
-                yield _finding(self.id, study, straggler, result.steps)
+                explained = by_tokens(study.run).get(straggler.part, 0.0)
+                if explained < _EXPLAINED * straggler.excess.centre:
+                    yield _finding(self.id, study, straggler, result.steps)
 
 
 class HostRank(ComputeRank):
@@ -144,8 +153,13 @@ class LateEntry:
     id = "straggler.late_entry"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Abstains where a rank was found slow, and where the last rank also needs longer than its peers to arrive."""
+        """Abstains where a rank was found slow, where a link is slow, and where the last rank also needs longer than its peers
+        to arrive.
+        """
         result: LatenessResult = study.result("lateness")
+        links: LinksResult = study.result("links")
+        if links.slow:
+            return
         whole = step_ns(study.result("accounting"))
         if result.rank is not None and result.cost_ns >= _LATE_SHARE * whole:
             yield self._finding(study, result.rank, result.cost_ns, whole, result.steps)
