@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from html import escape
 
+from dtprof.advise.places import who
 from dtprof.analyse.results import KernelResult, KernelRow
-from dtprof.numbers import count, listing, percent, time
+from dtprof.numbers import count, percent, time
 from dtprof.report import svg
 from dtprof.report.charts.plain_bars import Bar, bars_figure
 from dtprof.report.html_tables import kernels_table
@@ -111,14 +113,20 @@ def _tiles(view: View) -> list[Tile]:
         Tile(
             "Without a launch",
             count(sum(lost.values())),
-            f"kernels of parts {listing(lost)}" if lost else "every launch is there",
+            f"kernels of {_who(view, lost)}" if lost else "every launch is there",
         ),
         Tile(
             "Without a kernel",
             count(sum(without.values())),
-            f"graph launches of parts {listing(without)}" if without else "every launched graph has its kernels",
+            f"graph launches of {_who(view, without)}" if without else "every launched graph has its kernels",
         ),
     ]
+
+
+def _who(view: View, parts: Iterable[int]) -> str:
+    """The processes of these parts in words."""
+    ranks = ((part, view.facts.parts[part].rank) for part in parts)
+    return who(sorted({-1 - part if rank is None else rank for part, rank in ranks}))
 
 
 def _note(view: View) -> str:

@@ -14,6 +14,8 @@ from dtprof.advise.verify import VerdictRow
 from dtprof.analyse.results import ACCOUNTING
 from dtprof.edits import KEYS
 from dtprof.errors import DtprofError
+from dtprof.model.gates import MOST_REPLAY_ERROR, MOST_UNEXPLAINED
+from dtprof.model.moe import whatif as moe
 from dtprof.model.outcome import Outcome
 from dtprof.numbers import change, counted, interval, percent, seconds, time
 from dtprof.report.budget import mean
@@ -25,7 +27,6 @@ from dtprof_dashboards.record import edit_words, held_words, measured_after, rec
 from dtprof_dashboards.show import Tile
 from dtprof_dashboards.view import Page, View
 
-LIMIT = 0.05
 WIDTH = 760.0
 
 
@@ -161,11 +162,15 @@ def _trust(view: View, outcome: Outcome) -> list[Tile]:
     rest = gates.get("unexplained_fraction") if outcome.unexplained is None else outcome.unexplained
     found = [row.prediction_held for row in view.facts.verdicts if row.prediction_held is not None]
     tiles = [
-        Tile("Replay error", percent(error), _judged(error))
+        Tile("Replay error", percent(error), _judged(error, MOST_REPLAY_ERROR))
         if error is not None
         else Tile("Replay error", None, "nothing could be replayed"),
         *_next_step(gates.get("next_step") or []),
-        Tile("Unexplained", percent(rest), _judged(rest))
+        Tile(
+            "Unexplained",
+            percent(rest),
+            _judged(rest, moe.MOST_UNEXPLAINED if outcome.model == moe.MODEL else MOST_UNEXPLAINED),
+        )
         if rest is not None
         else Tile("Unexplained", None, "this model has no critical path to explain"),
         Tile("This tool’s record", f"{sum(found)} of {len(found)}", "predictions held here")
@@ -186,8 +191,8 @@ def _next_step(found: Sequence[dict[str, Any]]) -> list[Tile]:
     return [Tile("Next step", percent(error), f"off; “as the last one” is {percent(naive)} off")]
 
 
-def _judged(value: float) -> str:
-    return f"{'✓' if value <= LIMIT else '!'} limit {percent(LIMIT)}"
+def _judged(value: float, limit: float) -> str:
+    return f"{'✓' if value <= limit else '!'} limit {percent(limit)}"
 
 
 def _range(view: View, edits: tuple[str, ...], outcome: Outcome) -> None:

@@ -247,8 +247,7 @@ def test_a_step_is_shown_from_its_first_start_to_its_last_end(gloo):
 
 
 def data_of(drawn):
-    found = [json.loads(e.proto.json) for e in drawn.tester.get("bidi_component")]
-    return next(d for d in found if isinstance(d, dict))
+    return next(json.loads(e.proto.json) for e in drawn.tester.get("bidi_component") if e.proto.json)
 
 
 def test_the_name_of_a_timeline_can_be_part_of_a_widget_s_key(gloo):

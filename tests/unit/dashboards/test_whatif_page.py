@@ -1,7 +1,7 @@
 """What-if: the edits that the run's models follow, trust before anything is chosen, what was measured after."""
 
-import json
 import re
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,12 +14,15 @@ from dtprof.advise.verify import Saving, VerdictRow
 from dtprof.analyse import study_of
 from dtprof.edits import KEYS, Edit, parse_edits
 from dtprof.model.fsdp.whatif import KEYS as FSDP_KEYS
+from dtprof.model.moe import whatif as moe
 from dtprof.model.offered import offers
 from dtprof.model.on_device import knows
+from dtprof.model.outcome import Outcome
 from dtprof.model.pipeline.whatif import KEYS as PIPELINE_KEYS
 from dtprof.model.whatif import DDP_KEYS, what_if
 from dtprof.numbers import percent, time
 from dtprof_dashboards.controls import VALUES
+from dtprof_dashboards.pages import whatif
 from tests.unit.dashboards.conftest import Drawn, write_run
 from tests.unit.model.test_fsdp import measured
 
@@ -93,10 +96,10 @@ def test_reset_takes_a_change_back(draw, shapes):
     drawn = draw(shapes, page="whatif", run="gloo_cpu")
     assert "Choose a change at the left" in drawn.text
     drawn.box("net.bandwidth_scale").set_value("2").run()
-    texts = [json.loads(e.proto.json) for e in drawn.tester.get("bidi_component")]
+    texts = [e.proto.bytes.decode() for e in drawn.tester.get("bidi_component")]
     assert any("Prove it" in text or "No prediction" in text for text in texts)
     drawn.tester.button[0].click().run()
-    texts = [json.loads(e.proto.json) for e in drawn.tester.get("bidi_component")]
+    texts = [e.proto.bytes.decode() for e in drawn.tester.get("bidi_component")]
     assert any("Choose a change at the left" in text for text in texts)
 
 
@@ -133,3 +136,11 @@ def test_a_recorded_command_is_run_again_into_another_folder():
 
     assert _again(["python", "-m", "job", "--out", "runs/a", "--steps", "4", "--out", "runs/a"]) == "python -m job --steps 4"
     assert _again([]) == ""
+
+
+@pytest.mark.parametrize(("model", "limit"), [(moe.MODEL, "10%"), ("step graph", "5.0%")])
+def test_what_is_unexplained_is_held_to_the_limit_of_its_model(model, limit):
+    outcome = Outcome((), model, None, None, None, None, 0.01, 0.07, ())
+    view = SimpleNamespace(facts=SimpleNamespace(verdicts=()))
+    (tile,) = [t for t in whatif._trust(view, outcome) if t.name == "Unexplained"]
+    assert tile.note == f"{'✓' if limit == '10%' else '!'} limit {limit}"
