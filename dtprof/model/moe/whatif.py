@@ -18,7 +18,7 @@ from dtprof.model.outcome import MORE_STEPS, Outcome, withheld
 from dtprof.model.simulate.as_run import simulated_run
 from dtprof.model.simulate.engine import simulate
 from dtprof.model.simulate.windows import Window, by_step, windows
-from dtprof.numbers import percent
+from dtprof.numbers import percent, time
 from dtprof.run import Run
 
 MODEL = "experts in the step graph"
@@ -104,7 +104,7 @@ class _Made:
         )  # fmt: skip
 
     def _notes(self, loads: dict[Place, Load]) -> list[str]:
-        told = ", ".join(f"{s.value / 1e3:.3g} us after {word}" for word, s in self.slopes.compute.items())
+        told = ", ".join(f"{time(s.value)} after {word}" for word, s in self.slopes.compute.items())
         pairs = sum(s.pairs for s in self.slopes.compute.values())
         notes = [
             f"a token takes its rank {told}: from {pairs} passes of the run itself"

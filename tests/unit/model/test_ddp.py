@@ -247,7 +247,7 @@ class TestClosedLoop:
     @pytest.mark.parametrize(
         ("edit", "reason"),
         [
-            ("moe.balance=even", "not part of the model of DDP on gloo"),
+            ("loader.pin_memory=true", "not part of the model of DDP on gloo"),
             ("ideal.rank=9", "rank 9 is not in the run"),
         ],
     )

@@ -298,7 +298,7 @@ class TestWhatIf:
     @pytest.mark.parametrize(
         ("edit", "reason"),
         [
-            ("fsdp.wrap=2 moe.balance=even", "moe.balance is not part of the model of FSDP2"),
+            ("fsdp.wrap=2 loader.pin_memory=true", "loader.pin_memory is not part of the model of FSDP2"),
             ("fsdp.reshard_after_forward=8", "gathers over 8 of 2 ranks"),
         ],
     )
