@@ -173,6 +173,7 @@ SETTINGS = {
         "hybrid", 4, (*TINY, "--batch", "8", "--pp", "1", "--block-ms", "8", "--steps", "24"), passes=4,
         lab="hosts=2,rate=1gbit", faults=("tp_across_nodes=all", "slow_link=2:20mbit"),
     ),
+    # routers of some seeds begin uneven: tokens are counted, and what is told of them is true
     "moe": Setting(
         "moe", 2, (*TINY, "--expert-us", "20"), true=("ddp.buckets", "moe.expert_balance"),
         faults=(*WORK, "router_skew=1:1", *SCALES),
@@ -180,11 +181,12 @@ SETTINGS = {
         more={**SCALED, "epoch_not_set": (*CORPUS, "--batch", "32", "--expert-us", "3")},
     ),
     "moe_capacity": Setting(
-        "moe", 2, (*TINY, "--expert-us", "20", "--capacity-factor", "1.25"), true=("ddp.buckets",),
+        "moe", 2, (*TINY, "--expert-us", "20", "--capacity-factor", "1.25"), true=("ddp.buckets", "moe.expert_balance"),
         faults=("router_skew=6:0.9",),
     ),
     "moe_lab": Setting(
-        "moe", 2, (*TINY, "--batch", "16", "--expert-us", "5"), lab="rate=1gbit", faults=(SLOW_LINK,), true=("ddp.buckets",)
+        "moe", 2, (*TINY, "--batch", "16", "--expert-us", "5"), lab="rate=1gbit", faults=(SLOW_LINK,),
+        true=("ddp.buckets", "moe.expert_balance"),
     ),
     "parameter_server": Setting(
         "parameter_server", 2, ("--mode", "sync"), SMALL, faults=WORK,
@@ -192,9 +194,6 @@ SETTINGS = {
         more={"epoch_not_set": (*CORPUS, "--batch", "16")},
     ),
     "parameter_server_async": Setting("parameter_server", 2, (), SMALL, faults=("slow_rank=1:20ms",)),
-    "parameter_server_lab": Setting(
-        "parameter_server", 2, ("--mode", "sync"), HEAVY, lab="rate=1gbit", faults=(SLOW_LINK,)
-    ),
     "elastic": Setting(
         "elastic", 2, (), SMALL, true=("ddp.buckets", "checkpoint.stall"), faults=(*WORK, "kill=1:30", *SCALES),
         pairs=(("kill=1:30", "slow_rank=1:20ms"), ("slow_data=1:20ms", "gc=0:20ms")),
@@ -277,7 +276,8 @@ NAMES: dict[str, Expected] = {
     "no_sync_forgotten": Expected(("ddp.no_sync",), follows=("comm.exposed",)),
     "no_sync_backward_only": Expected(("ddp.no_sync",), follows=("comm.exposed",)),
     "stage_imbalance": Expected(("pipeline.imbalance",), "stage {where}"),
-    "few_microbatches": Expected(("pipeline.microbatches",)),
+    # another schedule fills the bubble that few micro-batches leave
+    "few_microbatches": Expected(("pipeline.microbatches",), follows=("comm.waiting", "pipeline.schedule")),
     "kill": Expected(("training.restart", "checkpoint.interval")),
     "checkpoint_gil": Expected(("checkpoint.saving_thread",)),
     "memory_creep": Expected(("memory.creep",), follows=()),

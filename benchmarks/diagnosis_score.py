@@ -30,7 +30,17 @@ class Noise:
         for case in cases:
             if not case.faults and (median := median_step(folder / case.name)) is not None:
                 self._medians[case.setting].append(median)
+        self._prices: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._all = [abs(a - b) for found in self._medians.values() for a, b in pairwise(found)]
+
+    def note(self, setting: str, report: dict[str, Any]) -> None:
+        """Keep what the findings of a healthy run cost."""
+        for finding in report["findings"]:
+            self._prices[setting, finding["rule"]].append(finding["seconds_per_step"] or 0.0)
+
+    def anyway(self, setting: str, rule: str) -> float:
+        """What a rule's finding costs without a fault, where the setting is such that it is true; s per step."""
+        return float(np.mean(self._prices.get((setting, rule), [0.0]))) if rule in SETTINGS[setting].true else 0.0
 
     def usual(self, setting: str) -> float | None:
         """Median step of the setting without a fault, s."""
@@ -52,6 +62,8 @@ def median_step(run: Path) -> float | None:
 def rows_of(case: Case, report: dict[str, Any], noise: Noise, folder: Path) -> list[dict[str, Any]]:
     """One row per planted fault, or one without a fault; findings that are not true stand in the first."""
     setting = SETTINGS[case.setting]
+    if not case.faults:
+        noise.note(case.setting, report)
     false = untrue(setting, case.faults, report)
     rows = [_row(case, text, report, noise, folder) for text in case.faults] or [_healthy(case)]
     rows[0]["false"] = false
@@ -71,6 +83,8 @@ def _row(case: Case, text: str, report: dict[str, Any], noise: Noise, folder: Pa
         usual, found = noise.usual(case.setting), median_step(folder / case.name)
         truth = found - usual if alone and usual is not None and found is not None else None
     assert not isinstance(truth, str)
+    if truth is not None and best is not None:
+        truth += noise.anyway(case.setting, best["rule"])
     known = truth is not None and truth > ABOVE_NOISE * noise.of(case.setting)
     price = None if best is None else best["seconds_per_step"]
     return {

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+from dtprof.advise.places import severity_of
 from dtprof.edits import Edit
-from dtprof.findings import Evidence, Finding
+from dtprof.findings import Evidence, Finding, Severity
 from dtprof.model.outcome import Outcome
 from dtprof.model.whatif import what_if
 from dtprof.numbers import interval, percent, time
@@ -48,6 +49,12 @@ def with_prediction(study: Lens, finding: Finding) -> Finding:
     if found is None or saving is None or saving.seconds_per_step <= 0:
         return finding
     return replace(finding, prediction=saving, next=f"{finding.next}. Repaired: {in_words(found)}")
+
+
+def severity_of_saving(found: Outcome) -> Severity:
+    """Severity of what is only predicted: by the share of the step that is saved at least."""
+    saving = found.saving()
+    return severity_of(1e9 * saving.low / (found.measured_ns or 1.0)) if saving is not None else "low"
 
 
 def in_words(found: Outcome) -> str:

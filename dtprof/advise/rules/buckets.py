@@ -7,8 +7,8 @@ from itertools import pairwise
 from math import sqrt
 
 from dtprof.advise.compiled import owns_backward
-from dtprof.advise.places import ranks_of, severity_of, steps_of
-from dtprof.advise.predicted import in_words, notes_of, outcome
+from dtprof.advise.places import ranks_of, steps_of
+from dtprof.advise.predicted import in_words, notes_of, outcome, severity_of_saving
 from dtprof.analyse.results import AccountingResult
 from dtprof.edits import Edit
 from dtprof.findings import Evidence, Finding
@@ -71,7 +71,7 @@ class BucketSize:
         told = f"bucket_cap_mb={cap:g}"
         yield Finding(
             rule=self.id,
-            severity=severity_of(share),
+            severity=severity_of_saving(found),
             title=f"Gradient buckets of {cap:g} MiB are predicted to save {percent(share)} of the step",
             ranks=ranks_of(accounting),
             steps=steps_of(accounting),

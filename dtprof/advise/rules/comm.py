@@ -13,6 +13,7 @@ from dtprof.advise.rules.comm_bandwidth import reached
 from dtprof.analyse.lateness import LatenessResult
 from dtprof.analyse.links import LinksResult
 from dtprof.analyse.parallel import axis_of
+from dtprof.analyse.pipeline import PipelineResult
 from dtprof.analyse.results import AccountingResult, CommResult, Operation, settled
 from dtprof.analyse.stragglers import StragglerResult
 from dtprof.analyse.waiting import WaitingResult
@@ -72,6 +73,7 @@ class Waiting:
                 rows[part].append(event)
         shares = ", ".join(f"rank {r} {percent(w / left)}" for r, w in list(culprits.items())[:4])
         who = named("rank", blamed)
+        cost = _of_the_others(study, sum(culprits[r] for r in blamed), blamed) if blamed else left
         if blamed:
             arrives, them, does = ("arrives", "it", "does") if len(blamed) == 1 else ("arrive", "them", "do")
             most = percent(sum(culprits[r] for r in blamed) / left)
@@ -92,7 +94,7 @@ class Waiting:
             + (f"mostly for {who}" if blamed else "for no single rank"),
             ranks=tuple(sorted(blamed or culprits)),
             steps=steps_of(study.result("accounting")),
-            seconds_per_step=left / 1e9,
+            seconds_per_step=cost / 1e9,
             evidence=(
                 Evidence(f"Of the waiting, by the rank that arrives last: {shares}.", {p: tuple(r) for p, r in rows.items()}),
                 Evidence("Waiting per step: " + ", ".join(f"rank {r} {time(w)}" for r, w in worst) + "."),
@@ -102,8 +104,22 @@ class Waiting:
             next=remedy,
             apply="make the ranks arrive together; moving data faster does not shorten waiting",
             verify="measure again and compare the waiting per rank",
-            share=left / whole,
+            share=cost / whole,
         )
+
+
+def _of_the_others(study: Lens, mean: float, blamed: list[int]) -> float:
+    """What each of the other ranks waits, from the mean over all of them: by so much the step is longer. In a pipeline the
+    ranks of later stages wait for the backward passes of earlier ones anyway.
+    """
+    ranks = ranks_of(study.result("accounting"))
+    others = [r for r in ranks if r not in blamed]
+    if not others:
+        return mean
+    result: PipelineResult = study.result("pipeline")
+    drains = [sum(ns for (kind, stage), ns in p.takes.items() if kind != "F" and stage < min(r.stages))
+              for p in result.pipelines for r in p.ranks if r.rank in others]  # fmt: skip
+    return max(mean * len(ranks) / len(others) - (float(np.mean(drains)) if drains else 0.0), 0.0)
 
 
 def _blamed(culprits: dict[int, float], left: float, ranks: int) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dtprof.advise.places import ddp_models, ranks_of, severity_of, step_ns, steps_of, timed_steps
-from dtprof.advise.predicted import in_words, notes_of, outcome
+from dtprof.advise.predicted import in_words, notes_of, outcome, severity_of_saving
 from dtprof.advise.rules.buckets import worth_it
 from dtprof.analyse.results import AccountingResult
 from dtprof.edits import Edit
@@ -98,7 +98,7 @@ class BucketView:
         accounting: AccountingResult = study.result("accounting")
         yield Finding(
             rule=self.id,
-            severity=severity_of(share),
+            severity=severity_of_saving(found),
             title=f"Gradients as views of their buckets are predicted to save {percent(share)} of the step",
             ranks=ranks_of(accounting),
             steps=steps_of(accounting),

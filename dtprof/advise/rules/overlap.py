@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtprof.advise.places import ranks_of, severity_of, steps_of
-from dtprof.advise.predicted import in_words, notes_of, outcome
+from dtprof.advise.places import ranks_of, steps_of
+from dtprof.advise.predicted import in_words, notes_of, outcome, severity_of_saving
 from dtprof.advise.rules.buckets import worth_it
 from dtprof.analyse.memory import MemoryResult
 from dtprof.analyse.results import AccountingResult
@@ -76,7 +76,7 @@ def _finding(study: Lens, rule: str, found: Found, title: str, why: str, apply: 
     assert saving is not None
     return Finding(
         rule=rule,
-        severity=severity_of(_share(predicted)),
+        severity=severity_of_saving(predicted),
         title=title,
         ranks=ranks_of(accounting),
         steps=steps_of(accounting),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dtprof.advise.places import ranks_of, severity_of, step_ns, steps_of
-from dtprof.advise.predicted import in_words, notes_of, outcome
+from dtprof.advise.predicted import in_words, notes_of, outcome, severity_of_saving
 from dtprof.advise.rules.buckets import worth_it
 from dtprof.analyse.pipeline import Pipeline, PipelineResult, RankPasses
 from dtprof.analyse.results import AccountingResult, CommResult
@@ -177,7 +177,7 @@ class Schedule:
         )
         yield Finding(
             rule=self.id,
-            severity=severity_of(share) if worth_it(best) else "low",
+            severity=severity_of_saving(best),
             title=f"The schedule {name} is predicted to save {percent(share)} of the step"
             + (": several stages on a rank do not pay" if back else ""),
             ranks=ranks_of(accounting),

@@ -101,6 +101,7 @@ def test_eight_collectives_over_eight_ranks(dlrm, expected):
 
 
 def test_one_host_is_never_shifted(dlrm):
+    assert dlrm.result("comm").operations
     assert {p.clock_offset_ns for p in dlrm.run.parts} == {0}
     assert max(p.clock_residual_ns for p in dlrm.run.parts) < 7_000
 
@@ -116,7 +117,8 @@ def test_the_first_lines_tell_waiting_for_whom_and_what_is_larger(dlrm):
     assert "straggler.compute_rank" not in rules
     exposed = np.mean([s.accounting["comm_wait_ns"] for p in dlrm.result("accounting").parts for s in p.steps]) / 1e9
     about_waiting = sum(f.seconds_per_step for r, f in rules.items() if r in ("straggler.late_entry", "comm.waiting"))
-    assert about_waiting == pytest.approx(exposed)
+    # the mean over all ranks, and for the ranks that are waited for what each of the others waits
+    assert exposed <= about_waiting <= exposed * 8 / 6
 
 
 def test_with_three_ranks_of_eight_waits_are_unknown_and_bounds_are_marked(truth, tmp_path):
