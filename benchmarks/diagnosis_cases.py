@@ -14,7 +14,7 @@ from dtprof_sample_jobs.common.faults import CHECKPOINT_EVERY, KINDS, Fault, fau
 
 STEPS = ("--steps", "48", "--capture", "5:20")
 # memory is read twice a second, and growth is judged from 20 readings on
-LONGER = 300
+LONGER = 400
 SHORTER = ("--steps", "36", "--capture", "5:13")
 MEASURED = "measured"
 EXPERTS = 8

@@ -83,7 +83,7 @@ def _row(case: Case, text: str, report: dict[str, Any], noise: Noise, folder: Pa
         usual, found = noise.usual(case.setting), median_step(folder / case.name)
         truth = found - usual if alone and usual is not None and found is not None else None
     assert not isinstance(truth, str)
-    if truth is not None and best is not None:
+    if truth is not None and best is not None and best["rule"].startswith("checkpoint."):
         truth += noise.anyway(case.setting, best["rule"])
     known = truth is not None and truth > ABOVE_NOISE * noise.of(case.setting)
     price = None if best is None else best["seconds_per_step"]
@@ -94,12 +94,17 @@ def _row(case: Case, text: str, report: dict[str, Any], noise: Noise, folder: Pa
         "with": next((other for other in case.faults if other != text), None),
         "found": best is not None,
         "right_place": best is not None and at_place(setting, text, best),
-        "price_error": abs(price - truth) / truth if known and price is not None and truth else None,
+        "price_error": price_error(price, truth, bound=best["bound"]) if known and best and price and truth else None,
         "rule": None if best is None else best["rule"],
         "price_s": price,
         "truth_s": truth,
         "false": [],
     }
+
+
+def price_error(price: float, truth: float, *, bound: bool) -> float:
+    """|price - truth| / truth; of a price that is a bound only what it lies too low."""
+    return max(truth - price, 0.0) / truth if bound else abs(price - truth) / truth
 
 
 def naming(setting: Setting, text: str, findings: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -96,7 +96,8 @@ def analyse(study: Lens) -> StragglerResult:
         return StragglerResult((), 0, "fewer than two ranks with steps")
     if len({p.rank for p in parts}) < len(parts):
         return StragglerResult((), 0, "several captures of one rank: ranks cannot be paired")
-    if len({(p.attempt, p.window) for p in study.run.parts if p.rank is not None}) > 1:
+    compared = {p.part for p in parts}
+    if len({(p.attempt, p.window) for p in study.run.parts if p.ordinal in compared}) > 1:
         return StragglerResult((), 0, "the ranks were recorded in different runs or windows")
     alike = _alike(study.run, parts, any(o.op in POINT_TO_POINT for o in comm.operations))
     if not alike:

@@ -26,9 +26,10 @@ from dtprof_sample_jobs.common.faults import KINDS
 DDP = cases.SETTINGS["ddp"]
 
 
-def finding(rule, ranks, seconds=None, severity="high", title=""):
+def finding(rule, ranks, seconds=None, severity="high", title="", bound=False):
     return {
         "rule": rule, "ranks": ranks, "seconds_per_step": seconds, "severity": severity, "title": title, "evidence": [],
+        "bound": bound,
     }  # fmt: skip
 
 
@@ -83,6 +84,21 @@ def test_of_two_findings_the_one_at_the_place_counts(folder):
 def test_nothing_told_is_nothing_found(folder):
     (row,) = score(folder, ("slow_rank=1:20ms",), [finding("comm.exposed", [0, 1])])
     assert (row["found"], row["right_place"], row["price_error"], row["rule"]) == (False, False, None, None)
+
+
+def test_a_bound_is_wrong_only_where_it_is_too_low(folder):
+    for seconds, error in ((0.03, 0.0), (0.015, 0.25)):
+        (row,) = score(folder, ("slow_rank=1:20ms",), [finding("straggler.compute_rank", [1], seconds, bound=True)])
+        assert row["price_error"] == pytest.approx(error)
+
+
+def test_a_stall_of_saving_comes_on_top_of_what_saving_costs_anyway(folder):
+    settings = noise(folder)
+    case = Case("elastic", ("checkpoint_stall=1:60ms",))
+    rows_of(Case("elastic"), {"findings": [finding("checkpoint.stall", [0, 1], 0.003)]}, settings, folder)
+    (row,) = rows_of(case, {"findings": [finding("checkpoint.stall", [1], 0.0165)]}, settings, folder)
+    assert row["truth_s"] == pytest.approx(0.012 + 0.003)
+    assert row["price_error"] == pytest.approx(0.1)
 
 
 def test_a_truth_inside_the_noise_has_no_price_error(folder):
