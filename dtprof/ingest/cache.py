@@ -6,6 +6,7 @@ changed file is read anew. Nothing is ever written beside a foreign file. A cach
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -66,9 +67,13 @@ def load_part(folder: Path) -> Part | None:
 
 
 def load_table(folder: Path, name: str) -> Table | None:
-    """One cached table; None where it is absent or damaged."""
+    """One cached table; None where it is absent. A damaged one makes the folder invalid, so that the next opening reads the
+    trace again; DamagedRun says so.
+    """
     path = folder / f"{name}.parquet"
     try:
         return read_parquet(name, path) if path.exists() else None
-    except DamagedRun:
-        return None
+    except DamagedRun as error:
+        with contextlib.suppress(OSError):
+            (folder / "part.json").unlink()
+        raise DamagedRun(f"{path}: damaged in the cache", "run the command again: the trace is then read anew") from error
