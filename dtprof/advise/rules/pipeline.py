@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dtprof.advise.places import ranks_of, severity_of, step_ns, steps_of
 from dtprof.advise.predicted import in_words, notes_of, outcome, severity_of_saving
-from dtprof.advise.rules.buckets import worth_it
+from dtprof.advise.rules.buckets import LEAST_SAVING, worth_it
 from dtprof.analyse.pipeline import Pipeline, PipelineResult, RankPasses
 from dtprof.analyse.results import AccountingResult, CommResult
 from dtprof.analyse.stragglers import StragglerResult
@@ -270,7 +270,10 @@ def _beyond_even(study: Lens, best: Outcome) -> bool:
     """Does a schedule keep its saving where the stages have been made alike? Dividing a slow stage saves what that saves."""
     even = Edit("pipeline.balance", "even")
     alike, both = _outcome(study.run, [even]), _outcome(study.run, [even, *best.edits])
-    return alike is not None and both is not None and both.high_ns is not None and both.high_ns < (alike.predicted_ns or 0)
+    if alike is None or both is None or both.predicted_ns is None or both.high_ns is None or alike.predicted_ns is None:
+        return False
+    beyond = alike.predicted_ns - both.predicted_ns
+    return both.high_ns < alike.predicted_ns and beyond > LEAST_SAVING * (both.measured_ns or 0.0)
 
 
 def _outcome(run: Run, edits: Sequence[Edit]) -> Outcome | None:

@@ -111,17 +111,40 @@ def test_passes_of_one_direction_are_no_pipeline():
     assert "tag both" in study_of(run).result("pipeline").abstained
 
 
-def test_pipelines_beside_each_other_are_taken_apart():
-    one, other = run_of(seen(2, 8)), seen(2, 8)
-    other.takes["B", 1] += 20 * MS
-    two = run_of(other)
+def beside(one, two):
+    """Two pipelines of two ranks each as one run."""
     parts = [*one.parts, *(Part(ordinal=p.ordinal + 2, rank=p.rank + 2) for p in two.parts)]
     names = ("events", "steps", "lanes")
     held = {(n, p.ordinal + more): r.table(n, p.ordinal) for r, more in ((one, 0), (two, 2)) for p in r.parts for n in names}
     places = {str(r): {"dp": r // 2, "pp": r % 2} for r in range(4)}
-    both = Run(Manifest(run_id="p", parts=parts, coordinates=places), MemoryStore(held), "", "dtprof")
+    return Run(Manifest(run_id="p", parts=parts, coordinates=places), MemoryStore(held), "", "dtprof")
+
+
+def longer(stage):
+    it = seen(2, 8)
+    it.takes["B", stage] += 20 * MS
+    return run_of(it)
+
+
+def test_pipelines_beside_each_other_are_taken_apart():
+    both = beside(run_of(seen(2, 8)), longer(1))
     assert [[r.rank for r in p.ranks] for p in study_of(both).result("pipeline").pipelines] == [[0, 1], [2, 3]]
     assert rules(both)["pipeline.imbalance"].ranks == (3,)
+
+
+def test_a_stage_that_is_longer_in_every_pipeline_is_named_with_all_its_ranks():
+    finding = rules(beside(longer(1), longer(1)))["pipeline.imbalance"]
+    assert finding.ranks == (1, 3)
+    assert "Stage 1 (ranks 1, 3)" in finding.title.replace("\xa0", " ")
+    assert rules(beside(longer(0), longer(1)))["pipeline.imbalance"].ranks in ((0,), (3,))
+
+
+def test_a_schedule_that_only_divides_a_long_stage_is_not_advised():
+    """Interleaving gives each rank a part of the long stage, which saves what stages made alike save, and little beyond."""
+    it = seen(2, 8, between=1)
+    it.takes["F", 1] += 20 * MS
+    told = rules(run_of(it))
+    assert "pipeline.imbalance" in told and "pipeline.schedule" not in told
 
 
 def test_passes_of_kernels_are_read_from_their_tags():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dtprof.table import Table
 from tests.unit.kineto_maker import Trace, found, study, verdict
 
@@ -38,7 +40,12 @@ def test_nobody_is_named_when_nobody_waits(tmp_path):
 def test_a_rank_that_enters_a_little_late_is_not_blamed_for_long_waits(tmp_path):
     rules = found(write(tmp_path, (0, 900, 900, 900), enters=(2, 0, 0, 0)))
     assert "straggler.late_entry" not in rules
-    assert rules["comm.waiting"][0].ranks == (0,)
+    finding = rules["comm.waiting"][0]
+    assert finding.ranks == (0,)
+    # three of four ranks wait 0.9 ms for it: by so much the step is longer, not by the mean over all of them
+    waiting = study(tmp_path).result("waiting")
+    assert finding.seconds_per_step == pytest.approx(waiting.by_culprit[0] * 4 / 3 / 1e9)
+    assert finding.seconds_per_step == pytest.approx(0.9e-3, rel=0.02)
 
 
 def test_windows_of_one_rank_are_averaged(tmp_path):
