@@ -10,7 +10,7 @@ import streamlit as st
 from dtprof.analyse.results import StepAccount
 from dtprof.analyse.stragglers import OWN_KEYS, StragglerResult
 from dtprof.analyse.waiting import WaitingResult
-from dtprof.numbers import NOT_KNOWN, Scale, change, listing, named, percent, time
+from dtprof.numbers import NOT_KNOWN, Scale, change, counted, named, percent, time
 from dtprof.report.budget import MANY, shown
 from dtprof.report.charts.matrix import Cell, matrix_figure
 from dtprof.report.charts.plain_bars import Bar, bars_figure
@@ -116,7 +116,7 @@ def _whom(view: View) -> None:
     culprits = []
     for rank, ns in list(waiting.by_culprit.items())[:MANY]:
         mine = [o.id for o in waiting.operations[rank]]
-        note = f"operations {listing(mine)}" if len(mine) <= MOST_NAMED else f"{len(mine)} operations"
+        note = named("operation", mine) if len(mine) <= MOST_NAMED else counted(len(mine), "operation")
         culprits.append(Bar(f"rank {rank}", ns, f"{time(ns)} · {percent(ns / whole)}", f"last in {note}", bold=True))
     victims = sorted(waiting.by_victim.items(), key=lambda item: -item[1])[:MANY]
     by_victim = [Bar(f"rank {rank}", ns, time(ns)) for rank, ns in victims]
