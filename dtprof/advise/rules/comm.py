@@ -18,6 +18,7 @@ from dtprof.analyse.results import AccountingResult, CommResult, Operation, sett
 from dtprof.analyse.stragglers import StragglerResult
 from dtprof.analyse.waiting import WaitingResult
 from dtprof.findings import Evidence, Finding
+from dtprof.model.moe.excess import by_tokens
 from dtprof.numbers import bandwidth, counted, named, percent, size, time
 from dtprof.protocols import Lens
 
@@ -25,6 +26,8 @@ from dtprof.protocols import Lens
 LEAST_SHARE = 0.05
 # the ranks that this share of the waiting is for are the ones waited for
 _MAIN_SHARE = 0.8
+# more tokens are why a rank is waited for if they take this share of the waiting
+_EXPLAINED = 0.5
 # what shortens exposed communication, by the mesh axis that most of it goes along
 _REMEDIES = {
     "dp": "start communication earlier (smaller or reordered buckets, prefetch), send less (bf16 gradients), or a faster link",
@@ -41,8 +44,8 @@ class Waiting:
     id = "comm.waiting"
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Abstains where ranks are missing (waiting cannot be told), where a straggler finding says why already, and where a
-        link is slow: who gets its data late comes late to the next operation.
+        """Abstains where ranks are missing (waiting cannot be told), where a straggler finding says why already, where a link
+        is slow (who gets its data late comes late to the next operation), and for ranks whose experts have more tokens.
         """
         links: LinksResult = study.result("links")
         if links.slow:
@@ -53,6 +56,8 @@ class Waiting:
         whole = step_ns(accounting)
         late: LatenessResult = study.result("lateness")
         named_already = {s.rank for s in stragglers.found} | ({late.rank} if late.rank is not None else set())
+        if waiting.per_step_ns >= LEAST_SHARE * whole:
+            named_already |= _busier(study, waiting)
         explained = sum(waiting.by_culprit.get(r, 0) for r in named_already)
         left = waiting.per_step_ns - explained
         if left < LEAST_SHARE * whole or not waiting.by_culprit:
@@ -106,6 +111,13 @@ class Waiting:
             verify="measure again and compare the waiting per rank",
             share=cost / whole,
         )
+
+
+def _busier(study: Lens, waiting: WaitingResult) -> set[int]:
+    """Ranks whose tokens explain half of what is waited for them or more: that is moe.expert_balance's to tell."""
+    rank_of = {p.ordinal: p.rank for p in study.run.parts}
+    more = {rank_of[part]: ns for part, ns in by_tokens(study.run).items()}
+    return {r for r, ns in waiting.by_culprit.items() if more.get(r, 0.0) > 0 and more.get(r, 0.0) >= _EXPLAINED * ns}
 
 
 def _of_the_others(study: Lens, mean: float, blamed: list[int]) -> float:
