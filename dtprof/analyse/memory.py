@@ -276,7 +276,7 @@ class _Part:
                 continue
             steps, values = self.metrics["step"][rows].astype(np.int64), self.metrics["value"][rows].astype(np.int64)
             good = np.array([s in train for s in steps.tolist()], bool)
-            found = creep(metric, *settled(steps[good], values[good], captured.astype(np.int64)))
+            found = creep(metric, settled(steps[good], values[good], captured.astype(np.int64)))
             if isinstance(found, Creep):
                 return found
             self.why["creep"] = found

@@ -17,6 +17,10 @@ import numpy as np
 from dtprof import stats
 from dtprof.intervals import Ints
 from dtprof.numbers import counted
+from dtprof.stats import Floats
+
+# steps that ascend, and the reading after each
+Stretch = tuple[Ints, Ints]
 
 ALPHA = 0.001
 LEAST_STEPS = 20
@@ -38,14 +42,13 @@ class Creep:
     grows: bool
 
 
-def creep(metric: str, stretches: Sequence[Ints], stride: int = 1) -> Creep | str:
-    """The test over stretches of readings ``stride`` steps apart, in bytes; a sentence where it abstains."""
-    readings = sum(map(len, stretches))
+def creep(metric: str, stretches: Sequence[Stretch]) -> Creep | str:
+    """The test over stretches of readings, in bytes; a sentence where it abstains."""
+    readings = sum(len(steps) for steps, _ in stretches)
     if readings < LEAST_STEPS:
         return f"{counted(readings, 'settled step')} outside the capture; growth is judged from {LEAST_STEPS} on"
     length = max(1, readings // BLOCKS)
-    lowest = [s[: len(s) // length * length].reshape(-1, length).min(axis=1) for s in stretches]
-    differences = np.concatenate([np.diff(m) for m in lowest]) / (length * stride)
+    differences = np.concatenate([_differences(*stretch, length) for stretch in stretches])
     found = stats.bounds(differences, ALPHA)
     if found is None:
         return f"{counted(len(differences), 'comparison')} of neighbouring blocks of steps; too few for a judgement"
@@ -53,23 +56,33 @@ def creep(metric: str, stretches: Sequence[Ints], stride: int = 1) -> Creep | st
     return Creep(metric, stats.location(differences), low, high, readings, low > PAGE)
 
 
-def settled(steps: Ints, values: Ints, captured: Ints) -> tuple[list[Ints], int]:
-    """Stretches of equally spaced readings without the first ones and without those around captured steps, and their stride.
+def _differences(steps: Ints, values: Ints, length: int) -> Floats:
+    """Bytes per step from the lowest reading of each block of ``length`` to that of the next."""
+    blocks = len(values) // length
+    lowest = np.arange(blocks) * length + values[: blocks * length].reshape(-1, length).argmin(axis=1)
+    found: Floats = np.diff(values[lowest]) / np.diff(steps[lowest])
+    return found
 
-    ``steps`` ascend. The stride is the usual one; readings that lie closer, as at the beginning, are thinned out to it.
+
+def settled(steps: Ints, values: Ints, captured: Ints) -> list[Stretch]:
+    """Stretches of readings without the first ones and without those around captured steps.
+
+    ``steps`` ascend. Readings that lie closer than the usual ones, as at the beginning, are thinned out; a stretch ends where
+    readings are missing.
     """
     if len(steps) < 2:
-        return [values[:0]], 1
+        return [(steps[:0], values[:0])]
     good = steps >= steps[0] + SETTLING
     if len(captured):
         good &= (steps < captured.min() - AROUND) | (steps > captured.max() + AROUND)
     steps, values = steps[good], values[good]
     if len(steps) < 2:
-        return [values], 1
+        return [(steps, values)]
     stride = max(int(np.median(np.diff(steps)) + 0.5), 1)
     kept = [0]
     for i, step in enumerate(steps.tolist()):
         if step - steps[kept[-1]] > stride / 2:
             kept.append(i)
     breaks = np.flatnonzero(np.diff(steps[kept]) >= 2 * stride) + 1
-    return [s for s in np.split(values[kept], breaks) if len(s)], stride
+    parts = zip(np.split(steps[kept], breaks), np.split(values[kept], breaks), strict=True)
+    return [(s, v) for s, v in parts if len(s)]
