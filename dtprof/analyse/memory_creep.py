@@ -28,6 +28,8 @@ BLOCKS = 24
 PAGE = 4096
 # steps at the start in which caches fill, and around a capture window, in which the profiler's own memory comes and goes
 SETTLING, AROUND = 3, 3
+# readings this many usual distances apart still belong together
+_GAP = 3
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,6 @@ def settled(steps: Ints, values: Ints, captured: Ints) -> list[Stretch]:
     for i, step in enumerate(steps.tolist()):
         if step - steps[kept[-1]] > stride / 2:
             kept.append(i)
-    breaks = np.flatnonzero(np.diff(steps[kept]) >= 2 * stride) + 1
+    breaks = np.flatnonzero(np.diff(steps[kept]) > _GAP * stride) + 1
     parts = zip(np.split(steps[kept], breaks), np.split(values[kept], breaks), strict=True)
     return [(s, v) for s, v in parts if len(s)]

@@ -103,6 +103,9 @@ def test_readings_at_uneven_distances_tell_the_same_growth():
     """As when steps take now longer and now shorter than usual, and memory is read by the clock."""
     rng = np.random.default_rng(3)
     steps = np.cumsum(rng.integers(3, 6, 100))
+    assert len(settled(steps, steps * MIB, np.array([], int))) == 1
+    slow = np.cumsum(rng.choice([1, 1, 2, 3], 60))
+    assert creep("memory_rss", settled(slow, slow * MIB, np.array([], int))).bytes_per_step == pytest.approx(MIB)
     found = creep("memory_rss", settled(steps, steps * MIB, np.array([], int)))
     assert found.bytes_per_step == pytest.approx(MIB)
 
