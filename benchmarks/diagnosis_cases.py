@@ -227,13 +227,18 @@ BY_MEASURE = (
 )  # fmt: skip
 
 
-def truth_of(setting: Setting, text: str) -> Truth:
-    """What a fault costs, s per step, where it is stated; ``MEASURED`` where the healthy runs tell, None where nothing does."""
+def truth_of(setting: Setting, text: str, beside: tuple[str, ...] = ()) -> Truth:
+    """What a fault costs, s per step, where it is stated; ``MEASURED`` where the healthy runs tell, None where nothing does.
+
+    Of the faults ``beside`` it few micro-batches are fewer passes.
+    """
     it = planted(text)
+    fewer = [other.rpartition(":")[2] for other in beside if planted(other).kind == "few_microbatches"]
+    passes = int(fewer[0]) if fewer else setting.passes
     if it.kind in PER_PASS:
-        return it.ns / 1e9 * setting.passes
+        return it.ns / 1e9 * passes
     if it.kind == "slow_data":
-        batches = setting.passes if setting.job in ("pipeline", "hybrid") else 1
+        batches = passes if setting.job in ("pipeline", "hybrid") else 1
         return it.ns / 1e9 * batches
     if it.kind == "late_collective":
         return it.ns / 1e9

@@ -78,7 +78,7 @@ def _healthy(case: Case) -> dict[str, Any]:
 def _row(case: Case, text: str, report: dict[str, Any], noise: Noise, folder: Path) -> dict[str, Any]:
     setting, alone = SETTINGS[case.setting], len(case.faults) == 1
     best = naming(setting, text, report["findings"])
-    truth = truth_of(setting, text)
+    truth = truth_of(setting, text, case.faults)
     if truth == MEASURED:
         usual, found = noise.usual(case.setting), median_step(folder / case.name)
         truth = found - usual if alone and usual is not None and found is not None else None
