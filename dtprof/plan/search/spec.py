@@ -41,9 +41,12 @@ def read(path: Path) -> Spec:
     for name in tables:
         if name not in TABLES:
             raise InputError(f"{path}: [{name}] is not known", f"known: {', '.join(TABLES)}")
-    for name in ("model", "cluster"):
+    for name, remedy in (
+        ("model", 'model = "Llama 3 8B" or [model] with its values'),
+        ("cluster", '[cluster] with gpu = "H100 SXM" and gpus = 8'),
+    ):
         if name not in tables:
-            raise InputError(f"{path}: {name} is missing", f'add model = "Llama 3 8B" or [{name}] with its values')
+            raise InputError(f"{path}: {name} is missing", f"add {remedy}")
     cluster = cluster_of(tables["cluster"], str(path), path.parent)
     layout = _table(tables.get("layout", {}), path, "layout")
     module = tables["model"].get("module", "") if isinstance(tables["model"], dict) else ""

@@ -275,6 +275,13 @@ def test_a_specification_that_is_wrong_names_the_place(tmp_path: Path, old: str,
         read(path)
 
 
+def test_a_specification_without_a_cluster_is_told_how_to_name_one(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text('model = "Llama 3 8B"\n')
+    with pytest.raises(InputError, match=r"cluster is missing; add \[cluster\] with gpu"):
+        read(path)
+
+
 def test_equal_candidates_prefer_less_memory() -> None:
     best = found(wanted()).best
     assert isinstance(best, Candidate)
