@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -55,15 +57,18 @@ def read(path: Path) -> Spec:
     chosen = _table(tables.get("search", {}), path, "search")
     _no_others(layout, tuple(field.name for field in fields(Layout)), path, "layout")
     _no_others(chosen, _SEARCH, path, "search")
-    model = model_of(tables["model"], str(path), path.parent)
+    with _named(path):
+        model = model_of(tables["model"], str(path), path.parent)
     known = tables.get("software", DEFAULT)
     if not isinstance(known, str):
         raise InputError(f"{path}: software = {known!r}", f'give a name, as software = "{DEFAULT}"')
+    with _named(path):
+        generation = software(known)
     critical = _whole(chosen.get("critical_batch", 0), path, "search.critical_batch", 0)
     wanted = Wanted(
         model,
         cluster,
-        software(known),
+        generation,
         _needed(layout, "seq", path),
         0 if critical and "global_batch" not in layout else _needed(layout, "global_batch", path),
         critical,
@@ -79,6 +84,16 @@ def read(path: Path) -> Spec:
     return Spec(path, wanted, "", cluster, layout)
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What is wrong with a name of the file is said with the file."""
+    try:
+        yield
+    except InputError as error:
+        known = error.message.startswith(str(path))
+        raise error if known else InputError(f"{path}: {error.message}", error.hint) from error
+
+
 def _choices(layout: dict[str, Any], chosen: dict[str, Any], path: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key in (*_NUMBERS, *_WORDS):
@@ -88,15 +103,7 @@ def _choices(layout: dict[str, Any], chosen: dict[str, Any], path: Path) -> dict
         values = {**layout, **chosen}.get(key)
         if values is None:
             continue
-        many = list(values) if isinstance(values, list | tuple) else [values]
-        for one in many:
-            if key in _WORDS and one not in _WORDS[key]:
-                raise InputError(f"{path}: {place}.{key} = {one!r}", f"one or more of {', '.join(_WORDS[key])}")
-            if key not in _WORDS:
-                _whole(one, path, f"{place}.{key}", 0 if key in ("zero", "shard") else 1)
-                if key == "zero" and one > 3:
-                    raise InputError(f"{path}: {place}.zero = {one}", "ZeRO has stages 0 to 3")
-        out[key] = tuple(many)
+        out[key] = _values(key, values, path, f"{place}.{key}")
     for key, words in _ONE.items():
         if key in layout:
             if layout[key] not in words:
@@ -105,6 +112,22 @@ def _choices(layout: dict[str, Any], chosen: dict[str, Any], path: Path) -> dict
     if "sequence_parallel" in layout:
         out["sequence_parallel"] = bool(layout["sequence_parallel"])
     return out
+
+
+def _values(key: str, values: Any, path: Path, place: str) -> tuple[Any, ...]:
+    """The values of one axis, one or a list; InputError for those that the axis does not have."""
+    many = list(values) if isinstance(values, list | tuple) else [values]
+    if not many:
+        raise InputError(f"{path}: {place} = [] leaves nothing to choose", "give values, or leave the key out")
+    for one in many:
+        if key in _WORDS:
+            if one not in _WORDS[key]:
+                raise InputError(f"{path}: {place} = {one!r}", f"one or more of {', '.join(_WORDS[key])}")
+            continue
+        _whole(one, path, place, 0 if key in ("zero", "shard") else 1)
+        if key == "zero" and one > 3:
+            raise InputError(f"{path}: {place} = {one}", "ZeRO has stages 0 to 3")
+    return tuple(many)
 
 
 def _gpus(values: object, cluster: Cluster, path: Path) -> tuple[int, ...]:

@@ -265,14 +265,17 @@ def test_a_specification_is_read(tmp_path: Path) -> None:
         ('software = "fsdp2-compile"', 'software = "mine"', "no software is called"),
         ('software = "fsdp2-compile"', "[other]", "\\[other\\] is not known"),
         ("seq = 8192", "seq = true", "whole number"),
+        ("tp = [1, 2]", "tp = []", "search.tp = \\[\\] leaves nothing"),
+        ("Llama 3 8B", "Lama 3 8B", "no preset is called 'Lama 3 8B'; near it: .*Llama 3 8B"),
     ],
 )
 def test_a_specification_that_is_wrong_names_the_place(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = tmp_path / "spec.toml"
     assert old in SPEC
     path.write_text(SPEC.replace(old, new))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as error:
         read(path)
+    assert str(error.value).count(str(path)) == 1
 
 
 def test_a_specification_without_a_cluster_is_told_how_to_name_one(tmp_path: Path) -> None:
