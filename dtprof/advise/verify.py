@@ -19,7 +19,7 @@ import numpy as np
 
 from dtprof.edits import Edit, as_mapping
 from dtprof.errors import InputError
-from dtprof.findings import Finding
+from dtprof.findings import Finding, Prediction
 from dtprof.jsonl import read_lines
 from dtprof.launch.pairs import Pair, Protocol, Side, run_once, step_times
 from dtprof.launch.trial import Trial
@@ -74,13 +74,13 @@ def verdict_of(
     *,
     rule: str | None,
     edits: tuple[Edit, ...],
-    finding: Finding | None,
+    prediction: Prediction | None,
 ) -> VerdictRow:
     """The verdict of a paired trial, whose "failure" is a candidate shorter by more than the margin."""
     word = _WORDS[trial.outcome]
     a, b = (median(trial.first[:, i].tolist()) for i in (0, 1))
     saving = _saving(trial.differences, trial.decision.alpha, a)
-    predicted = None if finding is None or finding.prediction is None else asdict(finding.prediction)
+    predicted = None if prediction is None else asdict(prediction)
     what = "step" if pairs and pairs[-1].steps else "command"
     said = f"{', '.join(map(str, edits))}: {what} {seconds(a)} to {seconds(b)}, {trial.reason}"
     noise = f"noise of a pair {percent(trial.noise)}, {counted(len(trial.first), 'pair')}"

@@ -11,7 +11,7 @@ from dtprof.errors import InputError
 if TYPE_CHECKING:
     from dtprof.advise.verify import VerdictRow
     from dtprof.edits import Edit
-    from dtprof.findings import Finding
+    from dtprof.findings import Finding, Prediction
 
 
 class VerifyCommand:
@@ -60,7 +60,7 @@ def verified(args: argparse.Namespace) -> VerdictRow:
     check_budget(args)
     if not args.cmd:
         raise InputError("no command", "write it after --: dtprof verify RUN --rule ID -- torchrun … train.py")
-    finding, edits = wanted(args)
+    finding, edits, prediction = wanted(args)
     base = Side.of("unchanged", args.cmd)
     if not edits and finding is not None:
         with work_folder(args.out) as folder:
@@ -81,12 +81,13 @@ def verified(args: argparse.Namespace) -> VerdictRow:
     plan = plan_of(args, confirm=False, early=True, direction=-1)
     with work_folder(args.out) as folder:
         trial, pairs = paired(args, (base, Side("edited", base.command, edits)), plan, folder)
-    return verdict_of(trial, pairs.done, args.cmd, rule=args.rule, edits=edits, finding=finding)
+    return verdict_of(trial, pairs.done, args.cmd, rule=args.rule, edits=edits, prediction=prediction)
 
 
-def wanted(args: argparse.Namespace) -> tuple[Finding | None, tuple[Edit, ...]]:
-    """The finding of ``--rule`` and the edits to apply; () where the finding has none."""
+def wanted(args: argparse.Namespace) -> tuple[Finding | None, tuple[Edit, ...], Prediction | None]:
+    """The finding of ``--rule``, the edits to apply, () where the finding has none, and what they are predicted to save."""
     from dtprof.advise import findings
+    from dtprof.advise.predicted import outcome
     from dtprof.analyse import study_of
     from dtprof.edits import edits_of, parse_edits
     from dtprof.ingest import open_run
@@ -111,4 +112,7 @@ def wanted(args: argparse.Namespace) -> tuple[Finding | None, tuple[Edit, ...]]:
             raise InputError(
                 f"{edit}: cannot be applied to a running script", "change the script, then: dtprof gate with two commands"
             )
-    return finding, edits
+    if finding is not None:
+        return finding, edits, finding.prediction
+    predicted = outcome(run, edits)
+    return None, edits, predicted.saving() if predicted is not None else None

@@ -7,7 +7,9 @@ import pytest
 
 from dtprof import cli
 from dtprof.advise.verify import _held, _saving, verdicts
+from dtprof.edits import Edit
 from dtprof.launch import pairs as pairs_module
+from dtprof.model.outcome import Outcome, withheld
 from tests.unit.cli.test_gate import RECORDED
 
 
@@ -115,6 +117,25 @@ def test_a_prediction_is_held_against_what_was_achieved(home, faster, monkeypatc
     )
     assert cli.main(["verify", "run", "--rule", "ddp.buckets", "--pairs", "7", "--json", *command()]) == 0
     assert json.loads(capsys.readouterr().out)["prediction_held"] is False
+
+
+@pytest.mark.parametrize(("saves", "held"), [(True, True), (False, None)])
+def test_an_edit_of_one_s_own_is_held_against_the_model_too(saves, held, home, faster, monkeypatch, capsys):
+    """The model of the run predicts the edit; where it withholds that, nothing was predicted."""
+    faster(0.9)
+    asked = []
+
+    def what_if(run, edits):
+        asked.append(list(edits))
+        known = Outcome(tuple(edits), "m", 10e6, 9e6, 8.5e6, 9.5e6, 0.01, None, ()) if saves else None
+        return known or withheld(edits, ["the replay is off"])
+
+    monkeypatch.setattr("dtprof.advise.predicted.what_if", what_if)
+    cli.main(["verify", "run", "--set", "ddp.bucket_cap_mb=50", "--pairs", "7", "--json", *command()])
+    row = json.loads(capsys.readouterr().out)
+    assert asked == [[Edit("ddp.bucket_cap_mb", 50)]]
+    assert row["prediction_held"] is held
+    assert (row["predicted"] is not None) == saves
 
 
 def test_intervals_are_in_order():
