@@ -13,10 +13,13 @@ import hashlib
 import importlib
 import io
 import pickle
+import sys
 from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import dtprof
 from dtprof.analyse import study_of
@@ -80,10 +83,10 @@ def _file(run: Run) -> Path | None:
 
 @cache
 def code() -> str:
-    """Digest of dtprof's own code and catalogues, 64 hexadecimal digits."""
+    """Digest of dtprof's own code and catalogues, and of what their values are made of; 64 hexadecimal digits."""
     package = Path(dtprof.__file__).parent
     files = sorted(f for f in package.rglob("*") if f.suffix in _CODE)
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"{sys.version_info} {np.__version__}\n".encode())
     for file in files:
         data = file.read_bytes()
         digest.update(f"{file.relative_to(package)} {len(data)}\n".encode() + data)
@@ -108,7 +111,11 @@ def _load(file: Path, head: bytes) -> tuple[Facts, dict[str, Any]] | None:
 
 def _save(file: Path, head: bytes, facts: Facts, results: dict[str, Any]) -> None:
     """Keep facts without the run and without what is read anew each time."""
-    body = pickle.dumps((replace(facts, run=None, verdicts=()), results), protocol=5)  # type: ignore[arg-type]
+    try:
+        body = pickle.dumps((replace(facts, run=None, verdicts=()), results), protocol=5)  # type: ignore[arg-type]
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # what an analysis found holds more than plain values
+        return
     line = head + hashlib.sha256(body).hexdigest().encode() + b"\n"
     try:
         write_atomic(file, lambda temporary: temporary.write_bytes(line + body))

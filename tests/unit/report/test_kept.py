@@ -175,6 +175,20 @@ def test_a_cache_that_cannot_be_written_is_no_error(traces, cache, gathered):
     assert len(gathered) == 2
 
 
+def test_what_cannot_be_kept_is_gathered_each_time(traces, cache, gathered, monkeypatch):
+    """As where an analysis finds something with a function in it."""
+    real = kept.study_of
+
+    def study_of(run, *more):
+        study = real(run, *more)
+        study._results["odd"] = lambda: None
+        return study
+
+    monkeypatch.setattr(kept, "study_of", study_of)
+    assert asked(traces) == asked(traces)
+    assert len(gathered) == 2 and not (cache / "facts").exists()
+
+
 def test_without_an_ingest_cache_nothing_is_kept(traces, cache, gathered, monkeypatch):
     monkeypatch.setattr("dtprof.ingest.cache.LEAST_BYTES", 10**9)
     asked(traces)
