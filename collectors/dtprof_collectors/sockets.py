@@ -31,7 +31,7 @@ from dtprof.protocols import Context
 from dtprof.table import Table
 
 INTERVAL_S = 0.4
-# between two looks for new connections, once there is one
+# between two looks for new connections, at most
 LOOK_S = 5.0
 LEAST_BYTES, MOST = 1 << 20, 64
 # struct tcp_info: tcpi_delivery_rate_app_limited (the lowest bit of its byte), tcpi_bytes_acked, tcpi_delivery_rate (bytes/s),
@@ -53,6 +53,7 @@ class Connection(NamedTuple):
     busy_us: int
     unread_us: int
     rate: int
+    descriptor: int
 
 
 @dataclass
@@ -71,7 +72,7 @@ class SocketsCollector:
     def __init__(self) -> None:
         self._libc: ctypes.CDLL | None = None
         self._next = 0.0
-        self._look = 0.0
+        self._look, self._pause = 0.0, INTERVAL_S
         self._open: tuple[int, ...] = ()
         self._seen: dict[Ends, Seen] = {}
 
@@ -93,12 +94,17 @@ class SocketsCollector:
 
     def _read(self) -> None:
         now = time.monotonic()
-        self._next = now + INTERVAL_S
         if self._libc is None:
             return
-        if now >= self._look or not self._seen:
-            self._look, self._open = now + LOOK_S, open_sockets()
+        look = now >= self._look
+        if look:
+            # twice as long to the next look each time: most connections are made at the beginning
+            self._pause = min(2 * self._pause, LOOK_S)
+            self._look, self._open = now + self._pause, open_sockets()
         found = sorted(connections(self._libc, self._open), key=lambda c: -c.sent)[:MOST]
+        if look:
+            self._open = tuple(one.descriptor for one in found)
+        self._next = now + INTERVAL_S if found else self._look
         for one in found:
             seen = self._seen.setdefault(one.ends, Seen())
             seen.readings += 1
@@ -143,7 +149,7 @@ def connections(libc: ctypes.CDLL, descriptors: Iterable[int]) -> Iterator[Conne
             sent, rate, busy, unread = (struct.unpack_from("=Q", raw, at)[0] for at in (_ACKED, _RATE, _BUSY, _UNREAD))
             if sent >= LEAST_BYTES:
                 ends = _address(libc.getsockname, descriptor), _address(libc.getpeername, descriptor)
-                yield Connection(ends, sent, busy, unread, 0 if raw[_APP_LIMITED] & 1 else rate)
+                yield Connection(ends, sent, busy, unread, 0 if raw[_APP_LIMITED] & 1 else rate, descriptor)
 
 
 def _counters(libc: ctypes.CDLL, descriptor: int) -> bytes | None:
