@@ -104,6 +104,7 @@ class SocketsCollector:
         found = sorted(connections(self._libc, self._open), key=lambda c: -c.sent)[:MOST]
         if look:
             self._open = tuple(one.descriptor for one in found)
+            self._seen = {one.ends: self._seen.get(one.ends, Seen()) for one in found}
         self._next = now + INTERVAL_S if found else self._look
         for one in found:
             seen = self._seen.setdefault(one.ends, Seen())

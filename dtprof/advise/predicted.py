@@ -35,6 +35,12 @@ def outcome(run: Run, edits: Sequence[Edit]) -> Outcome | None:
     return kept[key]
 
 
+def predicted(run: Run, edits: Sequence[Edit]) -> Outcome | None:
+    """The outcome where it holds a prediction; None where that is withheld, or would keep a report waiting."""
+    found = outcome(run, edits)
+    return found if found is not None and found.predicted_ns is not None else None
+
+
 def notes_of(found: Outcome) -> tuple[Evidence, ...]:
     """What the model says beside its number, as evidence."""
     return tuple(Evidence(f"{note[0].upper()}{note[1:]}.") for note in found.notes)

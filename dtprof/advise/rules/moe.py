@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from dtprof.advise.places import ranks_of, severity_of, step_ns
-from dtprof.advise.predicted import in_words, notes_of, outcome
+from dtprof.advise.predicted import in_words, notes_of, predicted
 from dtprof.advise.rules.buckets import worth_it
 from dtprof.analyse.moe import Layer, MoeResult
 from dtprof.analyse.results import AccountingResult, Operation
@@ -48,7 +48,7 @@ class ExpertBalance:
         ranks = result.owners.get(hot, ())
         places = [x for x in uneven if x.hot == hot]
         share = sum(x.tokens[hot] for x in places) / sum(sum(x.tokens.values()) for x in places)
-        even = _outcome(study.run, Edit("moe.balance", "even")) if cost else None
+        even = predicted(study.run, [Edit("moe.balance", "even")]) if cost else None
         saving = even.saving() if even is not None and worth_it(even) else None
         told = f". Predicted with even experts: {in_words(even)}" if even is not None and saving is not None else ""
         lost = f"{time(cost)} per step waited for {named('rank', ranks)}" if cost and ranks else "no waiting that could be told"
@@ -96,7 +96,7 @@ class Capacity:
         if worst is None or mean < LEAST_DROPPED:
             return
         experts = max(len(x.tokens) for x in told)
-        every = _outcome(study.run, Edit("moe.capacity_factor", float(experts)))
+        every = predicted(study.run, [Edit("moe.capacity_factor", float(experts))])
         yield Finding(
             rule=self.id,
             severity="medium" if mean >= _MANY_DROPPED else "low",
@@ -118,17 +118,11 @@ class Capacity:
         )
 
 
-def _outcome(run: Run, edit: Edit) -> Outcome | None:
-    """The prediction, where there is one."""
-    found = outcome(run, [edit])
-    return found if found is not None and found.predicted_ns is not None else None
-
-
 def _predicted(run: Run, even: Outcome) -> Iterator[Evidence]:
     """What even experts would make of the step, and a capacity instead, with what that drops."""
     yield Evidence(f"Predicted with even experts: {in_words(even)}.")
     yield from notes_of(even)
-    capped = _outcome(run, Edit("moe.capacity_factor", _CAPACITY))
+    capped = predicted(run, [Edit("moe.capacity_factor", _CAPACITY)])
     if capped is not None:
         yield Evidence(f"Predicted with a capacity factor of {_CAPACITY:g}: {in_words(capped)}; {capped.notes[-1]}.")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from dtprof.advise.places import ranks_of, severity_of, step_ns, steps_of
-from dtprof.advise.predicted import in_words, notes_of, outcome, severity_of_saving
+from dtprof.advise.predicted import in_words, notes_of, predicted, severity_of_saving
 from dtprof.advise.rules.buckets import LEAST_SAVING, worth_it
 from dtprof.analyse.pipeline import Pipeline, PipelineResult, RankPasses
 from dtprof.analyse.results import AccountingResult, CommResult
@@ -15,7 +15,6 @@ from dtprof.findings import Evidence, Finding
 from dtprof.model.outcome import Outcome
 from dtprof.numbers import counted, named, percent, time
 from dtprof.protocols import Lens
-from dtprof.run import Run
 from dtprof.schema import POINT_TO_POINT
 
 # a bubble below this share of the ranks' time is the usual price of a pipeline
@@ -43,7 +42,7 @@ class MicroBatches:
             return
         if worst.theory is not None and worst.theory < LEAST_BUBBLE:
             return
-        tried = [_outcome(study.run, [Edit("pipeline.microbatches", worst.microbatches * n)]) for n in (2, 4)]
+        tried = [predicted(study.run, [Edit("pipeline.microbatches", worst.microbatches * n)]) for n in (2, 4)]
         best = min((o for o in tried if o is not None), key=lambda o: o.predicted_ns or 0.0, default=None)
         yield self._finding(study, worst, ends, whole, best if best is not None and worth_it(best) else None)
 
@@ -109,7 +108,7 @@ class Imbalance:
             f"rank {r.rank} ({named('stage', r.stages)}) {time(pipeline.per_microbatch(r))}" for r in pipeline.ranks
         )
         waits = ", ".join(f"rank {r.rank} {time(r.waits('steady'))}" for r in others[:6])
-        even = _outcome(study.run, [Edit("pipeline.balance", "even")])
+        even = predicted(study.run, [Edit("pipeline.balance", "even")])
         saving = even.saving() if even is not None and worth_it(even) else None
         return Finding(
             rule=self.id,
@@ -156,7 +155,7 @@ class Schedule:
             return
         names = _SCHEDULES if result.pipelines[0].bubble >= LEAST_BUBBLE else _SCHEDULES[:1]
         several = any(len(r.stages) > 1 for r in result.pipelines[0].ranks)
-        found = [o for name in names if (o := _outcome(study.run, _edits(name, several))) is not None]
+        found = [o for name in names if (o := predicted(study.run, _edits(name, several))) is not None]
         best = min(found, key=lambda o: o.predicted_ns or 0.0, default=None)
         saving = best.saving() if best is not None else None
         if best is None or saving is None:
@@ -269,17 +268,11 @@ def _uneven(study: Lens) -> list[tuple[float, Pipeline, RankPasses]]:
 def _beyond_even(study: Lens, best: Outcome) -> bool:
     """Does a schedule keep its saving where the stages have been made alike? Dividing a slow stage saves what that saves."""
     even = Edit("pipeline.balance", "even")
-    alike, both = _outcome(study.run, [even]), _outcome(study.run, [even, *best.edits])
+    alike, both = predicted(study.run, [even]), predicted(study.run, [even, *best.edits])
     if alike is None or both is None or both.predicted_ns is None or both.high_ns is None or alike.predicted_ns is None:
         return False
     beyond = alike.predicted_ns - both.predicted_ns
     return both.high_ns < alike.predicted_ns and beyond > LEAST_SAVING * (both.measured_ns or 0.0)
-
-
-def _outcome(run: Run, edits: Sequence[Edit]) -> Outcome | None:
-    """The prediction, where there is one."""
-    found = outcome(run, edits)
-    return found if found is not None and found.predicted_ns is not None else None
 
 
 def _edits(name: str, several: bool) -> list[Edit]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from dtprof.model.fsdp.whatif import on_device
 from dtprof.model.graph.graph import CyclicError
 from dtprof.model.moe.observe import observe
 from dtprof.model.moe.predict import slopes
@@ -13,13 +15,19 @@ from dtprof.model.moe.whatif import has_experts
 from dtprof.model.on_device import checked
 from dtprof.run import Run
 
+_excess: WeakKeyDictionary[Run, dict[int, float]] = WeakKeyDictionary()
+
 
 def by_tokens(run: Run) -> dict[int, float]:
     """Part -> ns per step that its tokens take beyond the median of its group's other parts, by the run's own time per token;
-    empty without experts, and where the run does not tell what a token takes.
+    empty without experts on hosts, and where the run does not tell what a token takes.
     """
-    if not has_experts(run):
-        return {}
+    if run not in _excess:
+        _excess[run] = _by_tokens(run) if has_experts(run) and not on_device(run) else {}
+    return _excess[run]
+
+
+def _by_tokens(run: Run) -> dict[int, float]:
     try:
         graph, _ = checked(run)
     except CyclicError:

@@ -8,6 +8,7 @@ import pytest
 from dtprof.advise import findings
 from dtprof.analyse import study_of
 from dtprof.analyse.stragglers import excess_of
+from dtprof.run import Part
 from dtprof.table import Table
 from tests.unit.kineto_maker import Trace, found, study, verdict
 from tests.unit.shapes.build import PartBuilder, matched, shape
@@ -155,3 +156,12 @@ def test_ranks_of_one_stage_are_compared_with_each_other():
 
 def test_messages_between_ranks_of_unknown_stages_make_it_abstain():
     assert "pipeline stages" in staged([6_000, 10_000, 6_000, 14_000], False).result("stragglers").abstained
+
+
+def test_an_attempt_that_captured_nothing_does_not_forbid_the_comparison(tmp_path):
+    """As after a restart: the new processes have steps of their own, and none of them traced."""
+    lens = study(both(tmp_path, slow_us=4_000.0))
+    for rank in (0, 1):
+        lens.run.manifest.parts.append(Part(ordinal=2 + rank, rank=rank, world_size=2, attempt=1))
+    (straggler,) = lens.result("stragglers").found
+    assert straggler.rank == 1

@@ -110,3 +110,18 @@ def test_readings_are_counted_and_a_descriptor_that_is_gone_does_no_harm(pair, t
     made._next = 0.0
     made.on_step(3)
     assert mine in where.status.facts["connections"]
+
+
+def test_connections_that_are_gone_are_forgotten(pair, tmp_path):
+    """A job that opens ever new ones must not make the collector grow."""
+    client, other = pair
+    made, where = SocketsCollector(), context(tmp_path)
+    made.start(where)
+    made._next = 0.0
+    made.on_step(0)
+    mine = named(client.getsockname())
+    assert mine in {ends[0] for ends in made._seen}
+    client.close()
+    other.close()
+    made.stop()
+    assert mine not in {ends[0] for ends in made._seen}
