@@ -47,10 +47,13 @@ class Appender:
 
     def add(self, row: Any) -> None:
         """Queue one row (a mapping or a msgspec.Struct, not changed afterwards), and write the queue when it is due."""
-        rows = self._rows
-        rows.append(row)
-        if len(rows) >= MOST_WAITING or time.monotonic() - self._flushed_at >= self.flush_s:
+        if self.queue(row):
             self.flush()
+
+    def queue(self, row: Any) -> bool:
+        """Queue one row and do no more, which cannot fail: is it time to ``flush``?"""
+        self._rows.append(row)
+        return len(self._rows) >= MOST_WAITING or time.monotonic() - self._flushed_at >= self.flush_s
 
     def flush(self) -> None:
         """Write what waits; a row that cannot be encoded is left out, and the error raised when the others are written."""

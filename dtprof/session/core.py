@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dtprof.epoch import OFFSET_NS, epoch_ns
+from dtprof.epoch import epoch_ns
 from dtprof.jsonl import Appender
 from dtprof.protocols import Collector, Context, Status
 from dtprof.schema import STEP_KINDS
-from dtprof.session import collecting, description, inputs, launched, marks, metrics
+from dtprof.session import collecting, description, inputs, launched, marks, metrics, rows
 from dtprof.session.anomaly import AnomalyOptions, Watcher
 from dtprof.session.collecting import Collecting
 from dtprof.session.description import Layout as Layout
@@ -70,7 +70,7 @@ class Session:
         self._is_asked = False
         self._asked_at = 0
         self._first = self._step = first_step
-        self._meter = Meter()
+        self._meter, self._hidden_before = Meter(), 0
         self._late = threading.RLock()
         self._ended_ns: int | None = None
         self._input, self._phases = inputs.InputClock(), PhaseClock()
@@ -122,7 +122,7 @@ class Session:
         self._who = identify()
         key = run_key()
         self._folder = PartFolder(self.out, self._who, key, self._started_ns)
-        self._lines = Appender(self._folder.path / "steps.jsonl")
+        self._lines = Appender(self._folder.path / "steps.jsonl", make=lambda ended: rows.line(ended, self._phases))
         if self.asked != self.capture:
             self._notes.append(f"capture shortened to {self.capture[0]}:{self.capture[1]} ({MAX_CAPTURED_STEPS} steps at most)")
         if self._who.rank == 0 and self._who.attempt == 0:
@@ -223,42 +223,28 @@ class Session:
     def _end_step(self, entered: int, loss: Any, tokens: int | None, samples: int | None, kind: str | None) -> None:
         step, windows = self._step, self._windows
         duration = entered - self._began
-        captured = windows is not None and windows.current.first <= step < windows.current.end and self._is_traced()
+        if windows is None:
+            return
+        captured = windows.is_current(step) and self._is_traced()
         if step == self._first:
             self._settle()
         sampling = self._is_sampling(step, entered)
-        if (
-            windows is not None
-            and (sampling or windows.busy or self._watcher is not None)
-            and not self.guard.is_off("captures")
-        ):
+        if (sampling or windows.busy or self._watcher is not None) and not self.guard.is_off("captures"):
             self.guard.call("captures", "look", step, self._look, windows, step, duration, kind, sampling)
-        near = windows is not None and windows.near(step)
-        everyone, self._is_asked = sampling or near or self._is_asked, False
+        near = windows.near(step)
+        everyone = sampling or near or self._is_asked
         called = self._stepping if everyone else self._always
-        for name, collector, _ in called:
-            if not self.guard.is_off(name):
-                self._hook(name, collector, step)
-        hidden = sum(status.own_ns for _, _, status in self._stepping) if everyone else self._hidden_before
-        row = {
-            "step": step,
-            "host_ts": self._began + OFFSET_NS,
-            "host_dur": duration,
-            "captured": captured,
-            "kind": self._kind(kind, step, called),
-            "own_ns": time.perf_counter_ns() - entered,
-        }
+        hidden = self._call(called, everyone, step)
+        own_ns = time.perf_counter_ns() - entered
         waited, calls = self._input.take()
-        if calls:
-            row["input_ns"] = waited
-        if phases := self._phases.take(entered):
-            row["phases"] = phases
-        for key, value, make in (("tokens", tokens, int), ("samples", samples, int), ("loss", loss, float)):
-            if value is not None and not self.guard.is_off(key):
-                self.guard.call(key, "read", step, self._add, row, key, value, make)
-        self._write_lines(step, row)
-        changed = any(status.changed for _, _, status in called)
-        if changed or (windows is not None and windows.changed) or len(self.guard.failures) != self._written_failures:
+        given: dict[str, float] = {}
+        if tokens is not None or samples is not None or loss is not None:
+            self._read(given, step, (("tokens", tokens, int), ("samples", samples, int), ("loss", loss, float)))
+        told = self._kind(kind, step, called)
+        phases = self._phases.take(entered)
+        input_ns = waited if calls else None
+        self._write_line(rows.Ended(step, self._began, duration, captured, told, own_ns, input_ns, phases, given))
+        if windows.changed or len(self.guard.failures) != self._written_failures or (called and _has_changed(called)):
             self._describe()
         self._step = step + 1
         self._began = time.perf_counter_ns()
@@ -266,13 +252,21 @@ class Session:
             self._meter.add(self._began - entered + hidden - self._hidden_before, duration)
         self._hidden_before = hidden
 
-    def _write_lines(self, step: int, row: dict[str, Any]) -> None:
-        if self._lines is not None and not self.guard.is_off("steps"):
-            self.guard.call("steps", "write", step, self._lines.add, row)
-        if self._folder is not None and not self.guard.is_off("metrics"):
-            self.guard.call("metrics", "write", step, self._metrics.write, self._folder.path, step)
+    def _call(self, called: Collecting, everyone: bool, step: int) -> int:
+        """Call collectors at the end of a step; what all are known to have cost beside ``step()`` since the start, ns."""
+        for name, collector, _ in called:
+            if not self.guard.is_off(name):
+                self._hook(name, collector, step)
+        if not everyone:
+            return self._hidden_before
+        self._is_asked = False
+        return sum(status.own_ns for _, _, status in self._stepping)
 
-    _hidden_before = 0
+    def _write_line(self, ended: rows.Ended) -> None:
+        if self._lines is not None and not self.guard.is_off("steps") and self._lines.queue(ended):
+            self.guard.call("steps", "write", ended.step, self._lines.flush)
+        if self._folder is not None and self._metrics.waiting and not self.guard.is_off("metrics"):
+            self.guard.call("metrics", "write", ended.step, self._metrics.write, self._folder.path, ended.step)
 
     def _is_sampling(self, step: int, now: int) -> bool:
         """Are sampled collectors asked, and captures looked for, at the end of this step, too?"""
@@ -301,17 +295,26 @@ class Session:
             self._note(f"rank {self._who.rank} from torch.distributed; at the start it was {before.rank} ({before.rank_from})")
         self._describe()
 
-    def _add(self, row: dict[str, Any], key: str, value: Any, make: Callable[[Any], float]) -> None:
-        """Put a number that the job gave into the row; one on a device is left alone."""
+    def _read(self, given: dict[str, float], step: int, values: Sequence[tuple[str, Any, Callable[[Any], float]]]) -> None:
+        for key, value, make in values:
+            if value is None or self.guard.is_off(key):
+                continue
+            if type(value) is make:
+                given[key] = value
+            else:
+                self.guard.call(key, "read", step, self._add, given, key, value, make)
+
+    def _add(self, given: dict[str, float], key: str, value: Any, make: Callable[[Any], float]) -> None:
+        """Keep a number that the job gave; one on a device is left alone."""
         device = getattr(value, "device", None)
         if getattr(device, "type", "cpu") != "cpu":
             self._note(f"{key} lies on a device and was not read; pass {key}.item() if the wait is acceptable")
             return
-        row[key] = make(value.detach() if hasattr(value, "detach") else value)
+        given[key] = make(value.detach() if hasattr(value, "detach") else value)
 
     def _kind(self, kind: str | None, step: int, called: Collecting) -> str:
         if kind is None:
-            warming = step == self._first or any(status.warm_up for _, _, status in called)
+            warming = step == self._first or (called and any(status.warm_up for _, _, status in called))
             return "warm-up" if warming else "train"
         if kind not in STEP_KINDS:
             self._note(f"kind={kind!r} is none of {', '.join(STEP_KINDS)}; taken as train")
@@ -368,6 +371,10 @@ class Session:
     def forget(self) -> None:
         """In a forked child: this process measures nothing and writes nothing."""
         self._on = False
+
+
+def _has_changed(called: Collecting) -> bool:
+    return any(status.changed for _, _, status in called)
 
 
 def active() -> Session | None:

@@ -24,15 +24,16 @@ import functools
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter_ns as _now
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
 from dtprof.ranges import TAGS, format_range
 from dtprof.session import nvtx_domain
 from dtprof.session.guard import Guard
-from dtprof.session.phases import TIMED, PhaseClock
+from dtprof.session.phases import TIMED, Event, PhaseClock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,7 +52,8 @@ class Tags(TypedDict, total=False):
 
 
 _CACHE_SIZE = 4096
-_NO_TRACER: Any = SimpleNamespace(_is_profiler_enabled=False)
+# until torch is loaded, every range looks for it
+_NO_TRACER: Any = SimpleNamespace(_is_profiler_enabled=True)
 _named: dict[str, Annotation] = {}
 _tagged: dict[Any, Annotation] = {}
 _open = threading.local()
@@ -59,6 +61,7 @@ _tracer: Any = _NO_TRACER
 _domain: Any = None
 _domain_sought = False
 _clock: PhaseClock | None = None
+_hear: Callable[[Event], None] | None = None
 _compiling: Callable[[], bool] = bool
 _NOTHING = contextlib.nullcontext()
 _do_nothing: Any = "".format
@@ -108,18 +111,17 @@ class Annotation:
         self._was_open = False
 
     def __enter__(self) -> Annotation:
-        if not _domain_sought or _tracer is _NO_TRACER:
-            look_for_listeners()
-        clock = _clock
-        if clock is not None:
-            clock.calls += 1
-            if self._phase is None or threading.get_ident() != clock.thread:
-                clock = None
-        if clock is not None or _domain is not None or _tracer._is_profiler_enabled:
-            _guard.call("annotate", "enter", -1, self._begin, clock)
+        hear = _hear
+        if hear is not None:
+            hear((self._phase, True, get_ident(), _now()))
+        if _domain is not None or _tracer._is_profiler_enabled:
+            _guard.call("annotate", "enter", -1, self._begin)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        hear = _hear
+        if hear is not None:
+            hear((self._phase, False, get_ident(), _now()))
         if self._was_open:
             stack = getattr(_open, "stack", None)
             if stack and stack[-1][0] is self:
@@ -139,30 +141,33 @@ class Annotation:
 
         return inside
 
-    def _begin(self, clock: PhaseClock | None) -> None:
-        if not hasattr(_open, "stack"):
-            _open.stack = []
+    def _begin(self) -> None:
+        if _tracer is _NO_TRACER:
+            look_for_listeners()
         record = None
-        if _tracer._is_profiler_enabled and not _guard.is_off("annotate"):
+        if _is_traced() and not _guard.is_off("annotate"):
             record = _tracer.record_function(self.text)
             record.__enter__()
         if _domain is not None and not _guard.is_off("annotate"):
             if self._attributes is None:
                 self._attributes = _nvtx_attributes(self.name, self._tags)
             _domain.push_range(self._attributes)
-        if clock is not None and self._phase is not None:
-            clock.enter(self._phase)
-        _open.stack.append((self, record, _domain, clock))
-        self._was_open = True
+        if record is not None or _domain is not None:
+            if not hasattr(_open, "stack"):
+                _open.stack = []
+            _open.stack.append((self, record, _domain))
+            self._was_open = True
 
 
-def _end(mark: Annotation, record: Any, domain: Any, clock: PhaseClock | None) -> None:
-    if clock is not None and mark._phase is not None:
-        clock.leave(mark._phase)
+def _end(_mark: Annotation, record: Any, domain: Any) -> None:
     if domain is not None:
         domain.pop_range()
     if record is not None:
         record.__exit__(None, None, None)
+
+
+def _is_traced() -> bool:
+    return _tracer is not _NO_TRACER and _tracer._is_profiler_enabled
 
 
 _OWN = (Annotation.__enter__, Annotation.__exit__)
@@ -175,7 +180,7 @@ def _wake() -> None:
 
 def _rest() -> None:
     """From now on ranges do nothing, if there is nobody who could listen."""
-    if _clock is None and _domain is None and _domain_sought and _tracer is not _NO_TRACER and not _tracer._is_profiler_enabled:
+    if _clock is None and _domain is None and not _tracer._is_profiler_enabled:
         _use(_do_nothing, _do_nothing)
 
 
@@ -194,11 +199,15 @@ def _nvtx_attributes(name: str, tags: dict[str, Any]) -> Any:
 
 def listen(clock: PhaseClock | None) -> None:
     """From now on time phases with this clock; None: with none."""
-    global _clock
-    _clock = clock
+    _book(clock)
     look_for_listeners()
     if clock is not None:
         _wake()
+
+
+def _book(clock: PhaseClock | None) -> None:
+    global _clock, _hear
+    _clock, _hear = clock, None if clock is None else clock.events.append
 
 
 def look_for_listeners() -> None:
@@ -219,20 +228,19 @@ def price_ns() -> tuple[float, float]:
 
     Zeros while a tracer listens. Books nothing on the session's clock.
     """
-    global _clock
     look_for_listeners()
-    if _domain is not None or _tracer._is_profiler_enabled:
+    if _domain is not None or _is_traced():
         return 0.0, 0.0
     session, batches = _clock, []
-    _clock = PhaseClock()
+    _book(PhaseClock())
     _wake()
     try:
         for _ in range(9):
-            start = time.perf_counter_ns()
+            start = _now()
             for _ in range(250):
                 with annotate("forward"):
                     pass
-            batches.append((time.perf_counter_ns() - start) / 250)
+            batches.append((_now() - start) / 250)
     finally:
         listen(session)
     return min(batches), statistics.median(batches)

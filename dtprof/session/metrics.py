@@ -33,6 +33,11 @@ class MetricLog:
         self._rows: list[Row] = []
         self._lines: Appender | None = None
 
+    @property
+    def waiting(self) -> bool:
+        """Are there numbers of the step that ends?"""
+        return bool(self._rows)
+
     def add(self, name: str, value: Any, unit: str, layer: str | None, expert: int | None, bucket: int | None) -> None:
         """Keep one number until the step ends."""
         if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":

@@ -90,7 +90,7 @@ class Windows:
     def __init__(self, capture: tuple[int, int], run: Path, key: str, attempt: int, started_ns: int) -> None:
         self.current = Window(*capture)
         self._before = Window()
-        self._path, self._key, self._attempt, self._started_ns = run / FILE, key, attempt, started_ns
+        self._path, self._key, self._attempt, self._started_ns = str(run / FILE), key, attempt, started_ns
         self._offset = 0
         self._due = 0.0
         self._taken = [list(capture)] if capture[0] >= 0 else []
@@ -113,13 +113,16 @@ class Windows:
             self._move(coming)
 
     def _new_lines(self) -> list[bytes]:
+        # asking first: an exception is dear beside a training step, and there is hardly ever a file
+        if not os.access(self._path, os.R_OK):
+            return []
         try:
             size = os.stat(self._path).st_size
         except OSError:
             return []
         if size == self._offset:
             return []
-        with self._path.open("rb") as file:
+        with open(self._path, "rb") as file:
             self._offset = min(self._offset, size)
             file.seek(self._offset)
             data = file.read(MAX_READ)
@@ -199,11 +202,13 @@ class Windows:
         """Is a window running or planned, which moves on by steps?"""
         return bool(self._plan)
 
+    def is_current(self, step: int) -> bool:
+        """Is the step one of the window that is current?"""
+        return self.current.first <= step < self.current.end
+
     def near(self, step: int) -> bool:
         """Is the step captured, or so near to a window that a tracer's beginning or end makes it another one?"""
-        if self.current.first < 0:
-            return False
-        return any(w.first >= 0 and w.first - 3 <= step <= w.end for w in (self._before, self.current))
+        return _is_near(self.current, step) or _is_near(self._before, step)
 
     def finish(self, coming: int) -> None:
         """The loop has ended before step ``coming``: what is not over now is cut short."""
@@ -215,3 +220,7 @@ class Windows:
             else:
                 self._set(entry, "partial" if running else "missed", why)
         self._plan, self._running = [], None
+
+
+def _is_near(window: Window, step: int) -> bool:
+    return window.first >= 0 and window.first - 3 <= step <= window.end

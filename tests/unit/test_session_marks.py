@@ -59,6 +59,10 @@ def resting():
     return marks.Annotation.__enter__ is marks._do_nothing
 
 
+def spent(clock, now=0):
+    return clock.spent(clock.take(now))
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     for name in ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "DTPROF_NVTX"):
@@ -69,6 +73,7 @@ def fresh(monkeypatch):
         ("_domain_sought", False),
         ("_guard", Guard()),
         ("_clock", None),
+        ("_hear", None),
         ("_compiling", bool),
         ("_named", {}),
         ("_tagged", {}),
@@ -213,7 +218,7 @@ def test_the_price_of_a_range_is_measured_without_being_booked(profiler):
     best, worst = marks.price_ns()
     assert 0 < best <= worst
     assert marks._clock is clock
-    assert (clock.calls, clock.take(0)) == (0, {})
+    assert (clock.calls, spent(clock)) == (0, {})
     profiler._is_profiler_enabled = True
     assert marks.price_ns() == (0.0, 0.0)
     assert profiler.log == []
@@ -245,7 +250,7 @@ def test_a_tag_that_is_none_is_refused():
 
 def test_phases_are_timed_while_a_session_runs(monkeypatch):
     now = [0]
-    monkeypatch.setattr("dtprof.session.phases.time.perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr("dtprof.session.marks._now", lambda: now[0])
     clock = PhaseClock()
     marks.listen(clock)
 
@@ -259,17 +264,51 @@ def test_phases_are_timed_while_a_session_runs(monkeypatch):
     spend("anything", 13)
     with dtprof.annotate("optimizer"), dtprof.annotate("optimizer"), dtprof.annotate("data"):
         now[0] += 17
-    assert clock.take(now[0]) == {"forward": 12, "backward": 11, "optimizer": 17, "data": 17}
+    assert spent(clock, now[0]) == {"forward": 12, "backward": 11, "optimizer": 17, "data": 17}
     assert clock.calls == 7
     with dtprof.annotate("evaluation"):
         now[0] += 19
-        assert clock.take(now[0]) == {"evaluation": 19}
+        assert spent(clock, now[0]) == {"evaluation": 19}
         now[0] += 23
-    assert clock.take(now[0]) == {"evaluation": 23}
+    assert spent(clock, now[0]) == {"evaluation": 23}
     thread = threading.Thread(target=spend, args=("forward", 29))
     thread.start()
     thread.join()
-    assert clock.take(now[0]) == {}
+    assert spent(clock, now[0]) == {}
+
+
+def test_phases_of_several_steps_may_be_worked_out_later(monkeypatch):
+    now = [0]
+    monkeypatch.setattr("dtprof.session.marks._now", lambda: now[0])
+    clock, taken = PhaseClock(), []
+    marks.listen(clock)
+    with dtprof.annotate("evaluation"):
+        for ns in (3, 5):
+            with dtprof.annotate("forward"):
+                now[0] += ns
+            taken.append(clock.take(now[0]))
+    taken.append(clock.take(now[0]))
+    assert clock.calls == 3
+    assert [clock.spent(t) for t in taken] == [
+        {"forward": 3, "evaluation": 3},
+        {"forward": 5, "evaluation": 5},
+        {"evaluation": 0},
+    ]
+    assert clock.calls == 3
+
+
+def test_of_a_step_with_too_many_ranges_no_phase_is_known(monkeypatch):
+    monkeypatch.setattr("dtprof.session.phases.MAX_EVENTS", 6)
+    clock = PhaseClock()
+    marks.listen(clock)
+    for _ in range(4):
+        with dtprof.annotate("forward"):
+            pass
+    assert len(clock.events) == 6
+    assert spent(clock) == {}
+    with dtprof.annotate("backward"):
+        pass
+    assert set(spent(clock)) == {"backward"}
 
 
 def test_a_session_that_ends_or_changes_inside_a_range_loses_only_that_range():
@@ -279,8 +318,8 @@ def test_a_session_that_ends_or_changes_inside_a_range_loses_only_that_range():
         marks.listen(second)
         with dtprof.annotate("backward"):
             marks.listen(None)
-    assert set(first.take(0)) == {"forward"}
-    assert set(second.take(0)) == {"backward"}
+    assert set(spent(first)) == {"forward"}
+    assert set(spent(second)) == {"backward"}
 
 
 def test_real_nvtx_takes_what_we_give_it(monkeypatch):
