@@ -10,51 +10,73 @@ from pathlib import Path
 
 from dtprof.ingest import readers
 from dtprof.ingest.recorded import RecordedReader
+from dtprof.numbers import size
 from dtprof.plugins import attempt
+from dtprof.protocols import Reader
 
 # folders are looked into this deep, and at most this many entries are looked at
 DEEP, MOST = 2, 2000
 # of a folder this many files are looked into to tell whether it holds traces
 FEW = 12
+# reading a run of so many bytes for the first time may take seconds
+LARGE = 10_000_000
 HERE = "."
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One run: ``name`` is its path below the root (``.`` is the root itself); ``changed_ns`` when it last changed."""
+    """One run: ``name`` is its path below the root (``.`` is the root itself); ``changed_ns`` when it last changed.
+
+    ``bytes`` is the size of its files, as they lie there: traces are often compressed.
+    """
 
     name: str
     path: Path
     changed_ns: int
     recorded: bool
+    bytes: int
+
+    @property
+    def label(self) -> str:
+        """The name for people, with the size where that is large: it is told before the run is chosen."""
+        name = self.path.resolve().name if self.name == HERE else self.name
+        return f"{name} · {size(self.bytes)}" if self.bytes >= LARGE else name
 
 
 def is_run(path: Path) -> bool:
-    """Is it a recorded run, a file that a reader knows, or a folder with such a file and without recorded runs of its own?"""
+    """Is it a recorded run, a file that a reader knows, or a folder of such files and without recorded runs of its own?
+
+    A reader that knows a file need not know a folder of them: of allocator snapshots each is a run.
+    """
     recorded = RecordedReader()
     if not path.is_dir():
-        return _is_trace(path)
+        return _reader_of(path) is not None
     if recorded.sniff(path):
         return True
     children = _children(path)
     if any(child.is_dir() and recorded.sniff(child) for child in children[:MOST]):
         return False
-    return any(_is_trace(child) for child in [c for c in children if c.is_file()][:FEW])
+    found = (_reader_of(child) for child in [c for c in children if c.is_file()][:FEW])
+    return any(reader is not None and _knows(reader, path) for reader in found)
 
 
-def _is_trace(path: Path) -> bool:
-    """Does any reader know the file? Looked into once while it is unchanged."""
+def _reader_of(path: Path) -> Reader | None:
+    """The reader that knows the file. Looked into once while it is unchanged."""
     try:
         stat = path.stat()
     except OSError:
-        return False
-    return stat.st_size > 0 and _sniffed(path, stat.st_mtime_ns, stat.st_size)
+        return None
+    return _sniffed(path, stat.st_mtime_ns, stat.st_size) if stat.st_size > 0 else None
 
 
 @lru_cache(4 * MOST)
-def _sniffed(path: Path, changed_ns: int, size: int) -> bool:
+def _sniffed(path: Path, changed_ns: int, size: int) -> Reader | None:
+    return next((reader for reader in readers() if _knows(reader, path)), None)
+
+
+def _knows(reader: Reader, path: Path) -> bool:
     """A reader of a plugin that breaks knows nothing."""
-    return any(attempt(partial(reader.sniff, path))[0] for reader in readers())
+    return bool(attempt(partial(reader.sniff, path))[0])
 
 
 def entries(root: Path) -> list[Entry]:
@@ -66,7 +88,9 @@ def entries(root: Path) -> list[Entry]:
 
 
 def _entry(name: str, path: Path) -> Entry:
-    return Entry(name, path, max((stamp for _, stamp, _ in watermark(path)), default=0), RecordedReader().sniff(path))
+    files = watermark(path)
+    changed = max((stamp for _, stamp, _ in files), default=0)
+    return Entry(name, path, changed, RecordedReader().sniff(path), sum(many for _, _, many in files))
 
 
 def _below(root: Path) -> Iterator[Path]:

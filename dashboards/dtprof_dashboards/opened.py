@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from string import punctuation
 from typing import Any
 
 import streamlit as st
@@ -32,6 +33,7 @@ from dtprof.report.facts import Facts
 from dtprof.report.kept import facts_of
 from dtprof.run import Run
 from dtprof_dashboards import roofline
+from dtprof_dashboards.listing import Entry
 from dtprof_dashboards.memory_series import Series, series
 
 # events that a page lets models replay, and the least steps of a larger run
@@ -131,10 +133,12 @@ def read(path: Path, stamp: Watermark) -> Opened:
     return Opened(*facts_of(open_run(path)))
 
 
-def opened(path: Path, stamp: Watermark) -> Opened:
-    """The same for a page, which says meanwhile what it waits for."""
-    with st.spinner("Reading the run …"):
-        found: Opened = read(path, stamp)
+def opened(entry: Entry, stamp: Watermark) -> Opened:
+    """The same for a page, which says meanwhile what it waits for, by its name."""
+    # the text is Markdown, in which any punctuation may have a meaning and may be escaped
+    plain = "".join(f"\\{c}" if c in punctuation else c for c in entry.label)
+    with st.spinner(f"Reading {plain} …"):
+        found: Opened = read(entry.path, stamp)
     return found
 
 

@@ -1,11 +1,8 @@
 """The dashboard in a real browser: no error, the numbers of the report, addresses that restore, clicks that last."""
 
-import contextlib
 import json
 import os
-import re
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -18,14 +15,12 @@ from dtprof.analyse import study_of
 from dtprof.numbers import time
 from dtprof.report.document import document
 from dtprof_dashboards.pages import PAGES
+from tests.browser.pages import DTPROF, boxes, opening, serving, settle
 from tests.unit.dashboards.test_pages import EVIL, evil_run, plain, write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
 SLUGS = [page.slug for page in PAGES]
-DTPROF = str(Path(sys.executable).with_name("dtprof"))
-BOXES = "[data-testid=stMain] [data-testid=stSelectbox]"
-READY = "[data-test-script-state=notRunning]"
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +41,6 @@ def runs(tmp_path_factory, truth):
     return root
 
 
-@contextlib.contextmanager
-def serving(root):
-    """The address of the dashboard over a folder."""
-    with subprocess.Popen([DTPROF, "dashboard", str(root), "--json"], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            told = json.loads(process.stdout.readline())
-            assert told["schema"] == 1 and told["url"].startswith("http://127.0.0.1:")
-            yield told["url"]
-        finally:
-            process.terminate()
-            assert process.wait(30) == 130
-
-
 @pytest.fixture(scope="module")
 def served(runs):
     """The address of the dashboard over these runs."""
@@ -68,49 +50,21 @@ def served(runs):
 
 @pytest.fixture
 def visit(browser, served):
-    """``visit(page, run, …)``: that page, drawn to the end; every error and every request elsewhere fails the test."""
-    errors, opened = [], []
+    """``visit(page, run, …)``: that page, drawn to the end."""
+    with opening(browser, served) as start:
 
-    def start(page, run, scheme="light", **query):
-        tab = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
-        opened.append(tab)
-        tab.on("console", lambda m: errors.append(m.text) if m.type == "error" and not looks_for_its_root(m) else None)
-        tab.on("pageerror", lambda e: errors.append(str(e)))
-        tab.on(
-            "request",
-            lambda r: None if r.url.startswith((served, "data:", "blob:")) or "127.0.0.1" in r.url else errors.append(r.url),
-        )
-        words = "".join(f"&{key}={value}" for key, value in query.items())
-        tab.goto(f"{served}/?run={run}&page={page}{words}", timeout=120_000)
-        settle(tab)
-        return tab
+        def go(page, run, scheme="light", **query):
+            words = "".join(f"&{key}={value}" for key, value in query.items())
+            tab = start(f"run={run}&page={page}{words}", scheme)
+            settle(tab)
+            return tab
 
-    yield start
-    for tab in opened:
-        tab.close()
-    assert errors == []
-
-
-def looks_for_its_root(message):
-    """On an address like /ranks Streamlit asks for its server below that path first, and is told that it is not there."""
-    return re.search(r"/[a-z]+/_stcore/[a-z-]+$", message.location.get("url", "")) is not None
-
-
-def settle(tab):
-    """Wait until the page is drawn."""
-    tab.wait_for_selector(".dt .foot", timeout=120_000)
-    tab.wait_for_timeout(400)
-    tab.wait_for_selector(READY, timeout=120_000)
+        yield go
 
 
 def words(tab):
     """The text of the page with plain spaces."""
     return plain(tab.inner_text("[data-testid=stMain]"))
-
-
-def boxes(tab):
-    """What the boxes of the page show."""
-    return tab.eval_on_selector_all(f"{BOXES} input", "all => all.map(e => e.value)")
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,16 @@
 """The timeline in a real browser: it paints, moves, zooms, tells what was clicked on, and keeps names as texts."""
 
-import json
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("streamlit", reason="make setup installs the extra dashboard")
 
+from tests.browser.pages import COMPLETE, corner, opening, serving, window
 from tests.unit.dashboards.conftest import write_run
 from tests.unit.shapes import SHAPES
 from tests.unit.shapes.build import matched
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
-DTPROF = str(Path(sys.executable).with_name("dtprof"))
-COMPLETE = ".tl canvas[data-complete=true]"
 # where a slice is drawn, in px from the canvas's corner: of this paint, or with this name
 FIND = """([paint, name]) => {
   const view = document.querySelector('.tl').view;
@@ -38,49 +31,22 @@ def served(tmp_path_factory):
     root = tmp_path_factory.mktemp("timelines")
     write_run(matched(SHAPES["gloo_cpu"]()), root / "gloo_cpu")
     write_run(evil_run(), root / "evil")
-    process = subprocess.Popen([DTPROF, "dashboard", str(root), "--json"], stdout=subprocess.PIPE, text=True)
-    try:
-        yield json.loads(process.stdout.readline())["url"]
-    finally:
-        process.terminate()
-        assert process.wait(30) == 130
-        process.stdout.close()
+    with serving(root) as url:
+        yield url
 
 
 @pytest.fixture
 def visit(browser, served):
-    """``visit(run, …)``: the timeline of that run, painted; any error of the page fails the test."""
-    errors, opened = [], []
+    """``visit(run, …)``: the timeline of that run, painted."""
+    with opening(browser, served) as start:
 
-    def start(run, scheme="light", **query):
-        tab = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
-        opened.append(tab)
-        tab.on("console", lambda m: errors.append(m.text) if m.type == "error" and not looks_for_its_root(m) else None)
-        tab.on("pageerror", lambda e: errors.append(str(e)))
-        words = "".join(f"&{key}={value}" for key, value in query.items())
-        tab.goto(f"{served}/?run={run}&page=timeline{words}", timeout=120_000)
-        tab.wait_for_selector(COMPLETE, timeout=240_000)
-        return tab
+        def go(run, scheme="light", **query):
+            words = "".join(f"&{key}={value}" for key, value in query.items())
+            tab = start(f"run={run}&page=timeline{words}", scheme)
+            tab.wait_for_selector(COMPLETE, timeout=240_000)
+            return tab
 
-    yield start
-    for tab in opened:
-        tab.close()
-    assert errors == []
-
-
-def looks_for_its_root(message):
-    """On an address like /timeline Streamlit asks for its server below that path first, and is told that it is not there."""
-    return re.search(r"/[a-z]+/_stcore/[a-z-]+$", message.location.get("url", "")) is not None
-
-
-def window(tab):
-    first, last = tab.get_attribute(".tl canvas", "data-window").split(":")
-    return int(first), int(last)
-
-
-def corner(tab):
-    box = tab.locator(".tl canvas").bounding_box()
-    return box["x"], box["y"]
+        yield go
 
 
 def click(tab, paint="", name=""):

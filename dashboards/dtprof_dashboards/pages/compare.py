@@ -35,11 +35,12 @@ def render(view: View) -> None:
     if st.session_state.get(key) not in names:
         held = selection.selected().get("other")
         st.session_state[key] = held if held in names else names[0]
-    other = st.selectbox("A, the run to compare with (B is this one)", names, key=key)
+    labels = {e.name: e.label for e in others}
+    other = st.selectbox("A, the run to compare with (B is this one)", names, key=key, format_func=labels.__getitem__)
     selection.keep("other", other)
     entry = next(e for e in others if e.name == other)
     try:
-        first = opened(entry.path, watermark(entry.path))
+        first = opened(entry, watermark(entry.path))
     except DtprofError as problem:
         show.nothing(f"{other} cannot be opened", f"{problem.message}.", problem.hint)
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import streamlit as st
 
 from dtprof_dashboards import selection, show
@@ -31,7 +33,9 @@ def render(view: View) -> None:
         step = view.choose_step("whole capture")
     name, timeline = register(view.path, view.stamp, view.opened)
     window = _window(view, timeline, step)
-    _draw(name, timeline, window, rank, f"{name}_{step}")
+    # a run that is read again has another name, and its component stays
+    of_run = hashlib.blake2s(str(view.path).encode(), digest_size=8).hexdigest()
+    _draw(name, timeline, window, rank, f"{of_run}_{step}")
 
 
 def _window(view: View, timeline: Timeline, step: int | None) -> component.Window:

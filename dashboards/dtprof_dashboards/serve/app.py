@@ -24,6 +24,7 @@ ROOT = "DTPROF_DASHBOARD"
 # a live run is looked at this often
 EVERY_S = 5.0
 _TTL_S = 3.0
+_NO_UPLOAD = "Nothing is uploaded: this server reads files where they lie, of any size for which its machine has the memory."
 
 
 @st.cache_data(ttl=_TTL_S, show_spinner=False)
@@ -74,7 +75,8 @@ def _choose_run(runs: list[Entry]) -> Entry | None:
         st.session_state["run"] = names[0] if wanted is None else wanted if wanted in names else None
     elif st.session_state["run"] not in names:
         st.session_state["run"] = None
-    chosen = st.selectbox("Run", names, key="run", format_func=lambda n: _name(runs, n), placeholder="choose a run")
+    labels = {entry.name: entry.label for entry in runs}
+    chosen = st.selectbox("Run", names, key="run", format_func=labels.__getitem__, placeholder="choose a run")
     if chosen is None:
         return None
     if chosen != wanted:
@@ -86,17 +88,14 @@ def _choose_run(runs: list[Entry]) -> Entry | None:
     return next(entry for entry in runs if entry.name == chosen)
 
 
-def _name(runs: list[Entry], name: str) -> str:
-    return next(entry.path.resolve().name for entry in runs if entry.name == name) if name == HERE else name
-
-
 def _nothing_here(root: Path, runs: list[Entry]) -> None:
     wanted = selection.selected().get("run")
     if not runs:
         show.title("No run yet", str(root))
         show.nothing(
             "This folder holds no run",
-            f"Nothing in {root}, and nothing one folder deeper, is a run of dtprof, a torch.profiler trace or an nsys report.",
+            f"Nothing in {root}, and nothing one folder deeper, is a run of dtprof, a torch.profiler trace, an nsys report or "
+            f"an allocator snapshot. {_NO_UPLOAD}",
             "Measure a job:\ndtprof run -- torchrun --nproc_per_node=2 train.py\nor try the sample:\ndtprof job ddp --ranks 2\n"
             "or point at traces that you have:\ndtprof dashboard FOLDER\n"
             f"What is wrong with a run that should be here:\ndtprof report {quote(str(root))}",
@@ -104,6 +103,7 @@ def _nothing_here(root: Path, runs: list[Entry]) -> None:
         return
     show.title("Choose a run", str(root))
     if wanted is None:
+        show.nothing("No run is chosen", f"{counted(len(runs), 'is', 'are')} here; choose one at the left. {_NO_UPLOAD}")
         return
     others = f"{counted(len(runs), 'other is', 'others are')} here; choose one at the left."
     path = (root / wanted).resolve()
@@ -118,7 +118,7 @@ def _page(page: Page, places: dict[str, StreamlitPage], entry: Entry, runs: tupl
     stamp = watermark(entry.path)
     live = _is_live(entry)
     try:
-        view = View(entry, runs, opened(entry.path, stamp), stamp, live)
+        view = View(entry, runs, opened(entry, stamp), stamp, live)
     except DtprofError as error:
         _sidebar(None, places)
         show.title(page.title, entry.name)

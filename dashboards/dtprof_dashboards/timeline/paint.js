@@ -122,12 +122,15 @@ class Painter {
     pen.font = `${group.rank === rank ? 700 : 600} 13px 'Source Sans', Inter, system-ui, sans-serif`;
     this.text(`${group.rank === rank ? "▸ " : ""}${group.name}`, 2, y + HEAD / 2, GUTTER - 14);
     pen.font = "12px 'Source Sans', Inter, system-ui, sans-serif"; pen.fillStyle = colours.muted;
-    let last = -Infinity;
-    for (const [number, begins] of group.steps) {
-      const x = this.x(begins, view);
-      if (x < GUTTER || x > width || x - last < 4) continue;
-      pen.fillRect(Math.round(x), y + 3, 1, HEAD - 4);
-      if (x - last > 60 || last === -Infinity) this.text(`step ${number}`, x + 5, y + HEAD / 2, width - x - 8);
+    const seen = group.steps.map(([number, begins]) => [number, this.x(begins, view)]).filter(([, x]) => x >= GUTTER && x <= width);
+    let last = -Infinity, named = -Infinity;
+    for (const [number, x] of seen) {
+      const words = `step ${number}`, names = x - named >= this.measure(words) + 16;
+      if (!names && x - last < 4) continue;
+      pen.fillStyle = names ? colours.muted : colours.line;
+      pen.fillRect(Math.round(x), y + (names ? 3 : HEAD - 6), 1, names ? HEAD - 4 : 5);
+      pen.fillStyle = colours.muted;
+      if (names) { this.text(words, x + 5, y + HEAD / 2, width - x - 8); named = x; }
       last = x;
     }
   }
@@ -136,9 +139,10 @@ class Painter {
     const { pen, width } = this, { colours } = state, { track, group, shown } = place;
     pen.save();
     pen.beginPath(); pen.rect(GUTTER, y, width - GUTTER, place.height); pen.clip();
+    let last = -Infinity;
     for (const [, begins] of group.steps) {
       const x = Math.round(this.x(begins, view));
-      if (x >= GUTTER && x <= width) { pen.fillStyle = colours.line; pen.fillRect(x, y, 1, place.height); }
+      if (x >= GUTTER && x <= width && x - last >= 4) { last = x; pen.fillStyle = colours.line; pen.fillRect(x, y, 1, place.height); }
     }
     for (const { tile, index, level } of tilesFor(this, view, tiles, group.part)) {
       const rows = tile.parts.get(group.part);

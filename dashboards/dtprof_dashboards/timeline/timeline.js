@@ -49,6 +49,19 @@ class View {
     this.scroll = at ? at.y : 0;
   }
 
+  // The same run, read again: what was looked at stays, and what was chosen where it is still the same event.
+  resume(before) {
+    if (before.aimed === this.aimed) [this.t0, this.t1, this.scroll] = [before.t0, before.t1, before.scroll];
+    const unfolded = new Set();
+    before.eachTrack((track, key) => { if (!before.painter.folds.has(track)) unfolded.add(key); });
+    this.eachTrack((track, key) => { if (unfolded.has(key)) this.painter.folds.delete(track); });
+    if (before.chosen) this.choose(before.chosen, before.shown);
+  }
+
+  eachTrack(visit) {
+    for (const group of this.painter.layout.groups) for (const track of group.tracks) visit(track, `${group.part}/${track.name}`);
+  }
+
   get wide() { return this.painter.width - GUTTER; }
 
   ask() {
@@ -204,7 +217,8 @@ class View {
 
   frame(t0, t1) { const room = Math.max(LEAST, (t1 - t0) * 0.6); this.go(t0 - room, t1 + room); }
 
-  async choose(slice) {
+  // Tell of a slice; of none where it is no longer the same event.
+  async choose(slice, same = null) {
     this.chosen = slice;
     this.shown = null;
     this.ask();
@@ -214,6 +228,7 @@ class View {
       const answer = await fetch(`${this.data.base}/event?part=${slice.part}&row=${slice.row}`), told = await answer.json();
       if (this.chosen !== slice) return;
       if (!answer.ok) throw new Error(told.error);
+      if (same && (told.name !== same.name || told.start !== same.start)) { this.choose(null); return; }
       this.shown = told;
       panel.replaceChildren(...details(told, this));
     } catch (error) {
@@ -240,8 +255,10 @@ class View {
 
 export default function ({ parentElement, data, setStateValue }) {
   const place = parentElement.querySelector(".tl");
-  if (place.view && place.view.data.base === data.base) { place.view.aim(data); place.view.ask(); return; }
-  place.view?.end();
+  const before = place.view;
+  if (before && before.data.base === data.base) { before.aim(data); before.ask(); return; }
+  before?.end();
   place.view = new View(place, data, text => setStateValue("window", text));
+  if (before) place.view.resume(before);
   return () => { place.view?.end(); place.view = null; };
 }

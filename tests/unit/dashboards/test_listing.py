@@ -2,7 +2,7 @@
 
 import os
 
-from dtprof_dashboards.listing import entries, is_run, watermark
+from dtprof_dashboards.listing import LARGE, entries, is_run, watermark
 
 
 def names(root):
@@ -33,6 +33,23 @@ def test_a_stray_trace_does_not_hide_the_runs_beside_it(shapes, truth, tmp_path)
     os.symlink(shapes / "gloo_cpu", tmp_path / "mine")
     os.symlink(next((truth / "traces" / "kineto" / "dlrm_8rank_v100").glob("worker0*")), tmp_path / "trace.json.gz")
     assert names(tmp_path) == ["mine", "trace.json.gz"]
+
+
+def test_of_snapshots_each_file_is_a_run(truth, tmp_path):
+    (tmp_path / "memory").mkdir()
+    for name in ("snap_p2.pickle", "snap_p5.pickle"):
+        os.symlink(truth / "cases" / name, tmp_path / "memory" / name)
+    assert names(tmp_path) == ["memory/snap_p2.pickle", "memory/snap_p5.pickle"]
+    assert names(tmp_path / "memory") == ["snap_p2.pickle", "snap_p5.pickle"]
+    assert names(tmp_path / "memory" / "snap_p2.pickle") == ["."]
+
+
+def test_a_large_run_is_listed_with_its_size(shapes, tmp_path):
+    os.symlink(shapes / "gloo_cpu", tmp_path / "small")
+    with (tmp_path / "trace.json").open("wb") as file:
+        file.write(b'{"traceEvents": []}')
+        file.truncate(LARGE)
+    assert sorted(entry.label.replace("\u00a0", " ") for entry in entries(tmp_path)) == ["small", "trace.json · 10.0 MB"]
 
 
 def test_an_empty_folder_and_one_that_may_not_be_read(tmp_path):
