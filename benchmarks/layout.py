@@ -26,7 +26,7 @@ from dtprof.plan.fit import fit
 from dtprof.plan.predict import Predictor
 from dtprof.plan.time.step import Estimator
 
-HOPPER = ("hopper_products", "hopper_flash")
+HOPPER = ("hopper_products",)
 FITTED = ("vtrain_single", "megatron_lm_2021", "llm_foundry", "internevo_7b")
 # fitted constants may differ from the shipped ones by rounding alone
 SAME = 0.01

@@ -52,7 +52,7 @@ def calibration(model: Model, cluster: Cluster, software: Software, *, catalogue
     """What a prediction rests on without a run of one's own; ``catalogue``: no measured share of another GPU than Ampere's."""
     constants = Constants()
     if catalogue and not re.search("A100", cluster.gpu.name):
-        constants = replace(constants, hopper_products=1.0, hopper_flash=1.0)
+        constants = replace(constants, hopper_products=1.0)
     if model.moe is not None:
         return Calibration("catalogue: no rows with experts were fitted", constants, *_EXPERTS)
     for table in _TABLES:

@@ -1,7 +1,7 @@
 """The constants of the time model, all of them in this file: what was fitted on what, and what is declared.
 
-Fourteen are fitted, on published measurements (docs/planner.md), by ``dtprof.plan.fit``, which reproduces these figures: the
-thirteen of ``Constants``, and ``JOINING``. Nothing else in the planner is fitted. Declared ones name their source where they
+Thirteen are fitted, on published measurements (docs/planner.md), by ``dtprof.plan.fit``, which reproduces these figures: the
+twelve of ``Constants``, and ``JOINING``. Nothing else in the planner is fitted. Declared ones name their source where they
 stand.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Final
+
+from dtprof.plan.spec import Products
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Constants:
     Megatron's loss. Time: ``launch_ms``, the least that a layer's passes take when kernels are launched one by one, ms;
     ``arrival_us``, what each sum of tensor parallelism takes beyond the operation alone, until all ranks are there, us;
     ``recompute``, a recomputed forward pass over a first one. ``network``: share of the line that a network reaches.
-    ``hopper_products``, ``hopper_flash``: the shares on Hopper over those on Ampere.
+    ``hopper_products``: the share of products on Hopper over that on Ampere.
     """
 
     products_2021: float = 0.8336
@@ -35,8 +37,11 @@ class Constants:
     arrival_us: float = 47.13
     recompute: float = 0.7862
     network: float = 0.9699
-    hopper_products: float = 0.8159
-    hopper_flash: float = 0.6336
+    hopper_products: float = 0.8198
+
+    def products(self, software: Products) -> float:
+        """The share of products with this software on Ampere: ``2025`` has that of 2023."""
+        return {"2021": self.products_2021, "internevo": self.products_internevo}.get(software, self.products_2023)
 
 
 # the power of the mean in which the launches of a layer and its work join; chosen from 2, 2.5, 3, 4 and 5 by error and regret

@@ -19,7 +19,7 @@ _SOURCES: tuple[tuple[str, str], ...] = (
     (r"torchtitan|automodel", "fsdp2-compile"),
     (r"nanotron|picotron", "eager-flash"),
     (r"bridge|nemo|megatron-core|mcore|primus|megascale", "megatron-core"),
-    (r"deeplearningexamples", "ddp-eager"),
+    (r"deeplearningexamples", "ddp-binned"),
     (r"jan\w*[-_ ]?2021|megatron.*2020", "megatron-2020"),
     (r"dlperf|libai|oneflow|2104\.04473|2205\.05198|megatron", "megatron-2021"),
 )

@@ -20,7 +20,7 @@ Offload = Literal["optimizer", "parameters", "activations"]
 AttentionKind = Literal["unfused", "flash"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 AttentionGeneration = Literal["unfused", "fused-softmax", "flash-1", "flash-2", "flash-3", "cudnn"]
-Products = Literal["2021", "2023", "internevo"]
+Products = Literal["2021", "2023", "2025", "internevo"]
 
 
 @dataclass(frozen=True)
@@ -181,20 +181,22 @@ class Software:
     """The generation of software whose constants count.
 
     ``compiled``: elementwise work is fused (torch.compile, or a framework's own); ``attention``: its kernel's generation;
-    ``tp_hidden``, ``dp_hidden``: share of tensor- and of data-parallel communication that is scheduled beside compute (what
-    then does not fit under it is exposed all the same); ``fsdp``: 0 none, 1 flat parameters, 2 per parameter; ``launch_bound``:
-    kernels are launched one by one from Python (False with CUDA graphs); ``fused_loss``: the loss writes no logits in fp32;
-    ``parallel_loss``: Megatron's vocabulary-parallel one, a kernel for each of its steps; ``products``: whose matrix products
-    the constants were fitted on; ``gather_hidden``: ZeRO-1's parameters are gathered beside the next forward pass;
-    ``messages_hidden``: with virtual stages messages between stages are sent beside compute; ``messages_split``: each rank of
-    tp sends its part of them (Narayanan et al. 2021, section 4.1); ``loss_in_place``: the gradient of the logits takes their
-    place, in their type (FlashAttention's cross entropy), which saves memory alone.
+    ``tp_pieces``: products and tensor-parallel communication take turns in tp pieces; ``dp_hidden``: share of data-parallel
+    communication that is scheduled beside compute (what then does not fit under it is exposed all the same); ``fsdp``: 0 none,
+    1 flat parameters, 2 per parameter; ``launch_bound``: kernels are launched one by one from Python (False with CUDA graphs);
+    ``fused_loss``: the loss writes no logits in fp32; ``parallel_loss``: Megatron's vocabulary-parallel one, a kernel for each
+    of its steps; ``products``: whose matrix products the constants were fitted on; ``gather_hidden``: ZeRO-1's parameters are
+    gathered beside the next forward pass; ``messages_hidden``: with virtual stages messages between stages are sent beside
+    compute; ``messages_split``: each rank of tp sends its part of them (Narayanan et al. 2021, section 4.1);
+    ``loss_in_place``: the gradient of the logits takes their place, in their type (FlashAttention's cross entropy), which saves
+    memory alone; ``sums_fused``: the product for a weight's gradient adds to the sum of micro-batches itself; ``bin_tokens``:
+    an encoder's sequences are batched with others as long within so many tokens, 0 where all are padded to the longest.
     """
 
     name: str
     compiled: bool
     attention: AttentionGeneration
-    tp_hidden: float = 0.0
+    tp_pieces: bool = False
     dp_hidden: float = 0.0
     fsdp: int = 0
     launch_bound: bool = True
@@ -206,6 +208,8 @@ class Software:
     messages_hidden: bool = False
     messages_split: bool = False
     loss_in_place: bool = False
+    sums_fused: bool = False
+    bin_tokens: int = 0
 
 
 @dataclass(frozen=True)

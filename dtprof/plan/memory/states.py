@@ -17,7 +17,8 @@ from dtprof.plan.stages import Stage
 MOMENT_BYTES: dict[Optimizer, int] = {
     "adam": 8, "adam8bit": 2, "adam-bf16": 4, "lamb": 8, "muon": 4, "lion": 4, "sgd": 4,
 }  # fmt: skip
-_GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+# of a gradient as it is summed
+GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def element_bytes(precision: Precision) -> int:
@@ -111,7 +112,7 @@ def expert_shard_ranks(layout: Layout) -> int:
 
 def _per_parameter(layout: Layout, software: Software, ranks: int) -> tuple[float, float, float]:
     """Bytes of parameter, gradient, optimizer states for each parameter of a rank."""
-    compute, gradient = element_bytes(layout.precision), _GRADIENT_BYTES[layout.gradient_dtype]
+    compute, gradient = element_bytes(layout.precision), GRADIENT_BYTES[layout.gradient_dtype]
     moments = MOMENT_BYTES[layout.optimizer]
     if fully_sharded(layout, software):
         return 4 / ranks, 4 / ranks, moments / ranks

@@ -13,7 +13,12 @@ from dtprof.plan.spec import AttentionGeneration, Cluster, Precision, Software
 _FASTER: dict[AttentionGeneration, float] = {"flash-1": 1.0, "flash-2": 1.8, "flash-3": 2.9, "cudnn": 2.9}
 # backward over forward pass: five products to two (Dao et al. 2022, algorithm 4)
 FLASH_BACKWARD = 2.5
-_HOPPER = 90
+_HOPPER, _BLACKWELL = 90, 100
+# of the tensor cores' rate on Hopper and later that kernels with Ampere's mma instructions reach, as FlashAttention 1 and 2 do;
+# what later ones gain is said over these (Luo et al. 2024, Dissecting the Nvidia Hopper GPU Architecture: 62.9% on average)
+_MMA = 0.629
+# bytes of a value before it is quantized
+_READ = 2
 _ELEMENT = {"fp32": 4, "tf32": 4, "fp8": 1, "fp4": 0.5}
 # elementwise kernels of a compiled layer move a third of what eager ones do: each vector once in and once out
 _COMPILED = 1 / 3
@@ -22,7 +27,8 @@ _COMPILED = 1 / 3
 @dataclass(frozen=True)
 class Device:
     """What one GPU does with this software and these constants: FLOP/s of matrix products (``low`` in the layers' precision,
-    ``high`` in 16 bits or more, for the output matrix) and of attention, bytes/s of memory, bytes of an operand.
+    ``high`` in 16 bits or more, for the output matrix) and of attention, bytes/s of memory, bytes of an operand; ``quantized``:
+    operands are made from 16-bit values first; ``transposes``: in two copies.
     """
 
     low: float
@@ -32,6 +38,8 @@ class Device:
     element: float
     eager: float
     measured: bool
+    quantized: bool = False
+    transposes: bool = False
 
     def product(self, m: float, n: float, k: float, *, high: bool = False) -> float:
         """Seconds of an (m x k) (k x n) product: its FLOPs at the rate reached, and its three matrices once through memory."""
@@ -39,10 +47,27 @@ class Device:
         traffic = max(size, 2) * m * n + size * (n * k + m * k)
         return 2.0 * m * n * k / rate + traffic / self.memory
 
-    def linear(self, tokens: float, out: float, inner: float, *, high: bool = False) -> tuple[float, float]:
-        """Seconds of a linear layer's two passes: the backward one has a product for its input and one for its weights."""
+    def linear(
+        self, tokens: float, out: float, inner: float, *, high: bool = False, summed: float = 0.0
+    ) -> tuple[float, float]:
+        """Seconds of a linear layer's two passes: the backward one has a product for its input and one for its weights, which
+        writes ``summed`` bytes more for each weight where it adds to the sum of earlier micro-batches itself.
+        """
         backward = self.product(tokens, inner, out, high=high) + self.product(out, inner, tokens, high=high)
-        return self.product(tokens, out, inner, high=high), backward
+        return self.product(tokens, out, inner, high=high), backward + summed * out * inner / self.memory
+
+    def quantizing(self, count: float, reads: int, parts: int) -> float:
+        """Seconds of making ``count`` elements operands in 8 or 4 bits, read so often (once for their largest value, unless the
+        kernel before has found it); of ``parts`` ranks each makes its part before they are gathered.
+
+        On Hopper a second, transposed copy is made, of what was gathered after that (Transformer Engine's documentation of FP8
+        current scaling).
+        """
+        if not self.quantized:
+            return 0.0
+        own = (reads * _READ + self.element) / parts
+        turned = (self.element if parts == 1 else 2 * self.element) if self.transposes else 0.0
+        return (own + turned) * count / self.memory
 
     def moved(self, count: float) -> float:
         """Seconds of elementwise kernels that move ``count`` bytes in eager mode."""
@@ -55,18 +80,23 @@ def device(cluster: Cluster, precision: Precision, software: Software, constants
     low = rates_of(gpu, precision)
     high = low if precision not in ("fp8", "fp4") else rates_of(gpu, "bf16")
     hopper = (gpu.capability or 0) >= _HOPPER
-    share = getattr(constants, f"products_{software.products}") * (constants.hopper_products if hopper else 1.0) * cluster.clock
+    of_ampere = software.products == "2025" and (gpu.capability or 0) < _BLACKWELL
+    share = constants.products(software.products) * cluster.clock
+    later = constants.hopper_products if hopper and not of_ampere else 1.0
+    fewer_bits = precision in ("fp8", "fp4")
     return Device(
-        low=low.matmul * share,
-        high=high.matmul * share,
+        low=low.matmul * share * later,
+        high=high.matmul * share * later,
         flash=_flash(high, software, constants, hopper) * cluster.clock,
         memory=low.memory,
         element=_ELEMENT.get(precision, 2),
         eager=_COMPILED if software.compiled else 1.0,
         measured=low.measured,
+        quantized=fewer_bits,
+        transposes=(gpu.capability or 0) < _BLACKWELL,
     )
 
 
 def _flash(rates: Rates, software: Software, constants: Constants, hopper: bool) -> float:
     faster = _FASTER.get(software.attention, 1.0)
-    return rates.matmul * constants.flash * faster * (constants.hopper_flash if hopper else 1.0)
+    return rates.matmul * constants.flash * faster * (_MMA if hopper else 1.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dtprof.plan import sizes
 from dtprof.plan.constants import CONTENTION, JOINING, Constants
-from dtprof.plan.memory.states import element_bytes
+from dtprof.plan.memory.states import GRADIENT_BYTES, element_bytes
 from dtprof.plan.spec import Cluster, Layout, Model, Software
 from dtprof.plan.time.kernels import FLASH_BACKWARD, Device
 from dtprof.plan.time.passes import Passes
@@ -19,6 +19,8 @@ from dtprof.plan.time.wires import Wires, group
 _OUTSIDE, _HEADS, _PLAIN, _GATED, _ROUTED = 24.0, 8.0, 4.0, 10.0, 12.0
 # backward over forward pass
 _ELEMENTWISE_BACKWARD = 1.8
+# short sequences are not worth bins
+_UNBINNED = 2
 # of the launches of forward and backward pass a forward pass has a third
 _FORWARD_LAUNCHES = 1 / 3
 # kernels of a layer with experts over those of an ordinary one, and of a compiled over an eager one
@@ -43,7 +45,7 @@ def layer(setting: Setting, layout: Layout, *, experts: bool) -> Passes:
     kept = _again(setting.software, layout, forward) * setting.constants.recompute
     work = sum(forward) + sum(backward) + kept
     launch = max(_launched(work, _floor(setting, layout, experts)) - work, 0.0)
-    tp, cp, ep = _wires(setting, layout, experts, forward[1] + backward[1])
+    tp, cp, ep = _wires(setting, layout, experts, (forward[0], backward[0]), forward[1] + backward[1])
     return Passes(
         products=forward[0] + backward[0],
         attention=forward[1] + backward[1],
@@ -56,9 +58,38 @@ def layer(setting: Setting, layout: Layout, *, experts: bool) -> Passes:
     )
 
 
-def tokens(layout: Layout) -> float:
+def tokens(setting: Setting, layout: Layout) -> float:
     """Tokens of a micro-batch on one rank."""
-    return layout.micro_batch * layout.seq / layout.cp
+    return layout.micro_batch * layout.seq / layout.cp * binned(setting.model, setting.software, layout)[0]
+
+
+def binned(model: Model, software: Software, layout: Layout) -> tuple[float, float]:
+    """Shares of its longest sequence, and of that squared, that an encoder's sequences have: as many are in each bin.
+
+    Half of the tokens of sequences of 512 would be padding (Krell et al. 2021, Efficient Sequence Packing).
+    """
+    bins = layout.seq // software.bin_tokens if software.bin_tokens else 0
+    if model.causal or bins <= _UNBINNED:
+        return 1.0, 1.0
+    return (bins + 1) / (2 * bins), (bins + 1) * (2 * bins + 1) / (6 * bins * bins)
+
+
+def summed(software: Software, layout: Layout) -> float:
+    """Bytes more for each weight that the product for its gradient moves where it adds to the sum of all micro-batches."""
+    if not software.sums_fused:
+        return 0.0
+    return 2 * GRADIENT_BYTES[layout.gradient_dtype] - element_bytes(layout.precision)
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """``count`` linear layers of ``rows`` tokens each; ``parted``: over the ranks of tp, with communication before or after."""
+
+    count: float
+    rows: float
+    out: float
+    inner: float
+    parted: bool = False
 
 
 class _Layer:
@@ -68,7 +99,10 @@ class _Layer:
         self.model, self.device, self.layout = setting.model, setting.device, layout
         self.scores_bytes = setting.constants.scores
         self.experts = experts
-        self.tokens = tokens(layout)
+        self.tokens = tokens(setting, layout)
+        self.squares = binned(setting.model, setting.software, layout)[1]
+        self.summed = summed(setting.software, layout)
+        self.pieces = layout.tp if setting.software.tp_pieces else 1
 
     def both(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
         products = [self._linear(shape) for shape in self._shapes()]
@@ -76,29 +110,40 @@ class _Layer:
         forward, backward = (sum(one[side] for one in products) for side in (0, 1))
         return (forward, attention[0], elementwise[0]), (backward, attention[1], elementwise[1])
 
-    def _linear(self, shape: tuple[float, float, float, float]) -> tuple[float, float]:
-        """``shape``: how many such layers, tokens of each, outputs, inputs."""
-        count, rows, out, inner = shape
-        forward, backward = self.device.linear(rows, out, inner)
-        return count * forward, count * backward
+    def _linear(self, one: _Linear) -> tuple[float, float]:
+        device, out, inner = self.device, one.out, one.inner
+        forward, backward = device.linear(one.rows, out, inner, summed=self.summed)
+        forward += self._quantizing(one, inner, reads=1)
+        backward += self._quantizing(one, out, reads=2)
+        if one.parted:
+            # weights are read once for each piece: in the forward pass, and where the gradient of the output is gathered
+            again = (self.pieces - 1) * out * inner * device.element / device.memory
+            forward += again
+            backward += again if out == self.model.hidden else 0.0
+        return one.count * forward, one.count * backward
 
-    def _shapes(self) -> Iterator[tuple[float, float, float, float]]:
-        yield from ((1, self.tokens, out, inner) for out, inner in self._attention_matrices())
+    def _quantizing(self, one: _Linear, width: float, reads: int) -> float:
+        """Of an operand; with sequence parallelism one of hidden size is gathered from the ranks of tp."""
+        gathered = one.parted and self.layout.sequence_parallel and width == self.model.hidden
+        return self.device.quantizing(one.rows * width, reads, self.layout.tp if gathered else 1)
+
+    def _shapes(self) -> Iterator[_Linear]:
+        yield from (_Linear(1, self.tokens, out, inner, True) for out, inner in self._attention_matrices())
         model, tp, moe = self.model, self.layout.tp, self.model.moe
         wide = 2 if model.gated else 1
         if not self.experts or moe is None:
-            yield from self._feed_forward(1, self.tokens, wide, model.ffn / tp)
+            yield from self._feed_forward(1, self.tokens, wide, model.ffn / tp, parted=True)
             return
-        yield 1, self.tokens, moe.experts, model.hidden
+        yield _Linear(1, self.tokens, moe.experts, model.hidden)
         if moe.shared:
-            yield from self._feed_forward(1, self.tokens, wide, moe.shared * moe.ffn / tp)
+            yield from self._feed_forward(1, self.tokens, wide, moe.shared * moe.ffn / tp, parted=True)
         local = moe.experts / self.layout.ep
         routed = self.tokens * moe.top_k * self.layout.etp / tp
         yield from self._feed_forward(local, routed / local, wide, moe.ffn / self.layout.etp)
 
-    def _feed_forward(self, count: float, rows: float, wide: int, inner: float) -> Iterator[tuple[float, float, float, float]]:
-        yield count, rows, wide * inner, self.model.hidden
-        yield count, rows, self.model.hidden, inner
+    def _feed_forward(self, count: float, rows: float, wide: int, inner: float, *, parted: bool = False) -> Iterator[_Linear]:
+        yield _Linear(count, rows, wide * inner, self.model.hidden, parted)
+        yield _Linear(count, rows, self.model.hidden, inner, parted)
 
     def _attention_matrices(self) -> list[tuple[float, float]]:
         """(outputs, inputs) on this rank. Compressions of latent attention are on every rank of tp."""
@@ -114,7 +159,7 @@ class _Layer:
 
     def _attention(self) -> tuple[float, float]:
         model, layout = self.model, self.layout
-        scores = layout.micro_batch * model.heads / layout.tp * layout.seq * layout.seq / layout.cp
+        scores = layout.micro_batch * model.heads / layout.tp * layout.seq * layout.seq / layout.cp * self.squares
         mla = model.mla
         widths = 2 * model.head_dim if mla is None else mla.nope_dim + mla.rope_dim + mla.v_dim
         flops = 2.0 * scores * widths
@@ -173,21 +218,38 @@ def _launched(work: float, floor: float) -> float:
     return float((work**JOINING + floor**JOINING) ** (1 / JOINING))
 
 
-def _wires(setting: Setting, layout: Layout, experts: bool, attention: float) -> tuple[float, float, float]:
+def _tensor(setting: Setting, layout: Layout, sums: int, products: tuple[float, float]) -> float:
+    """Exposed seconds of ``sums`` sums of tensor parallelism in each pass; ``products``: seconds of both passes."""
+    ranks = group(layout.tp, 1, setting.cluster.gpus_per_node)
+    again = 1 if layout.recompute == "full" else 0
+    size = 2.0 * tokens(setting, layout) * setting.model.hidden
+    half = setting.wires.time("all_gather", size, ranks)
+    if setting.software.tp_pieces and layout.sequence_parallel:
+        # forward inputs gathered and outputs scattered, backward gradients of outputs gathered, all between pieces of products:
+        # the last piece that is scattered has none beside it. Beside the backward products whole: inputs gathered again, their
+        # gradients scattered
+        between = sums * half * (2 * (1 + again) + 1)
+        room = products[0] * (1 + again) + products[1] / 2
+        return sums * half * ((1 + again) / layout.tp + 2 * CONTENTION) + max(between - room, 0.0)
+    each = setting.wires.time("all_reduce", size, ranks) + setting.constants.arrival_us * 1e-6
+    # with sequence parallelism inputs are gathered again, beside the products for their gradients
+    return sums * ((2 + again) * each + (CONTENTION * half if layout.sequence_parallel else 0.0))
+
+
+def _wires(
+    setting: Setting, layout: Layout, experts: bool, products: tuple[float, float], attention: float
+) -> tuple[float, float, float]:
     """Exposed seconds of tensor, context and expert parallelism, all passes of a layer."""
     model, wires, node = setting.model, setting.wires, setting.cluster.gpus_per_node
     moe = model.moe
-    size = 2.0 * tokens(layout) * model.hidden
+    size = 2.0 * tokens(setting, layout) * model.hidden
     passes = 3 if layout.recompute == "full" else 2
     # an all-reduce after attention, one after the feed-forward part; with sequence parallelism its two halves
     sums = 1 if experts and moe is not None and not moe.shared else 2
-    tp = 0.0
-    if layout.tp > 1:
-        each = wires.time("all_reduce", size, group(layout.tp, 1, node)) + setting.constants.arrival_us * 1e-6
-        tp = passes * sums * each * (1 - setting.software.tp_hidden * (1 - CONTENTION))
+    tp = _tensor(setting, layout, sums, products) if layout.tp > 1 else 0.0
     cp = 0.0
     if layout.cp > 1:
-        keys = 2.0 * 2 * max(model.kv_heads / layout.tp, 1) * model.head_dim * tokens(layout) * layout.cp
+        keys = 2.0 * 2 * max(model.kv_heads / layout.tp, 1) * model.head_dim * tokens(setting, layout) * layout.cp
         rings = wires.time("all_gather", keys, group(layout.cp, layout.tp, node))
         # keys and values go round once forward and, with their gradients, twice backward, beside attention's core
         whole = 3 * rings

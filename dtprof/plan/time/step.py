@@ -87,7 +87,7 @@ class Estimator:
     def _layer(self, setting: Setting, layout: Layout, experts: bool) -> Passes:
         # nothing else of a layout matters to a layer
         key = replace(layout, dp=1, pp=1, vpp=1, global_batch=1, zero=0, shard=0, offload=(), optimizer="adam",
-                      gradient_dtype="fp32", schedule="1f1b"), experts  # fmt: skip
+                      schedule="1f1b"), experts  # fmt: skip
         if key not in self._layers:
             self._layers[key] = layer(setting, layout, experts=experts)
         return self._layers[key]
@@ -97,7 +97,7 @@ class Estimator:
         if layout.pp < 2:
             return 0.0
         split = layout.sequence_parallel or self.software.messages_split
-        size = 2.0 * tokens(layout) * self.model.hidden / (layout.tp if split else 1)
+        size = 2.0 * tokens(setting, layout) * self.model.hidden / (layout.tp if split else 1)
         near = group(2, self.cluster.gpus // layout.pp, self.cluster.gpus_per_node)
         once = setting.wires.time("send_recv", size, near)
         return 0.0 if self.software.messages_hidden and layout.vpp > 1 else 2 * layout.vpp * once

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dtprof.catalogue.hardware import PCIE_X16_GB_S
 from dtprof.plan.constants import CONTENTION
-from dtprof.plan.memory.states import Held, element_bytes, expert_shard_ranks
+from dtprof.plan.memory.states import GRADIENT_BYTES, Held, element_bytes, expert_shard_ranks
 from dtprof.plan.spec import Layout, Optimizer
 from dtprof.plan.time.layer import Setting
 from dtprof.plan.time.wires import Group, group
@@ -86,7 +86,7 @@ def _beside(wanted: float, room: float, hidden: float) -> float:
 
 def _sums(setting: Setting, layout: Layout, kind: Shared, layers: int) -> tuple[float, float]:
     """Seconds of summing gradients over the ranks that share states, and over the copies of these."""
-    size = {"fp32": 4, "bf16": 2, "fp16": 2}[layout.gradient_dtype] * kind.count
+    size = GRADIENT_BYTES[layout.gradient_dtype] * kind.count
     near, far = _groups(setting, layout, kind)
     if kind.shards < 2:
         whole = group(kind.ranks, layout.tp, setting.cluster.gpus_per_node)
