@@ -16,11 +16,14 @@ from dtprof.schema import MISSING
 
 _COUNTERS = ("memory_allocated", "memory_rss")
 REST = "the rest"
+NO_STATE = "the memory collector counted no state"
 
 
 @dataclass(frozen=True)
 class Series:
     """Bytes ``held`` at ``ts`` (ns, ascending), ``what`` they are, and of them those of each category, by its words.
+
+    ``top`` names the highest of them: between two readings there may be a higher peak.
 
     ``layers`` sum to at most ``held``. ``why`` says what they rest on, or why there are none.
     """
@@ -30,6 +33,7 @@ class Series:
     what: str
     layers: Mapping[str, Ints] = field(default_factory=dict)
     why: str = ""
+    top: str = "peak"
 
 
 def series(run: Run, part: int) -> Series | None:
@@ -79,16 +83,20 @@ def _of_steps(run: Run, part: int) -> Series | None:
         if len(points) >= 2:
             ts, held = (np.array(column, np.int64) for column in zip(*points, strict=True))
             what = f"{'allocated' if metric == _COUNTERS[0] else 'resident'}, at the end of each step"
-            layers = _state(run, part, ts)
+            layers, since = _state(run, part, ts)
             why = "parameters, gradients and optimizer are counted now and then, exactly, and hold until the next count"
-            return Series(ts, held, what, _within(layers, held), why if layers else "the memory collector counted no state")
+            counted = ts >= since
+            if layers and counted.sum() >= 2:
+                ts, held, layers = ts[counted], held[counted], {name: bytes_[counted] for name, bytes_ in layers.items()}
+            return Series(ts, held, what, _within(layers, held), why if layers else NO_STATE, "highest reading")
     return None
 
 
-def _state(run: Run, part: int, ts: Ints) -> dict[str, Ints]:
-    """Bytes of the state that was counted, by category, as of the last count; none before the first."""
+def _state(run: Run, part: int, ts: Ints) -> tuple[dict[str, Ints], int]:
+    """Bytes of the state that was counted, by category, as of the last count; and when the first of each had been made."""
     table = run.table("memory", part)
     layers: dict[str, Ints] = {}
+    since = MISSING
     for name in CATEGORIES:
         mine = table.take(table.is_("category", name) & table.known("ts"))
         counts, at = np.unique(mine["ts"], return_inverse=True)
@@ -96,7 +104,8 @@ def _state(run: Run, part: int, ts: Ints) -> dict[str, Ints]:
             sums = np.bincount(at.reshape(-1), weights=np.maximum(mine["bytes"], 0)).astype(np.int64)
             last = np.searchsorted(counts, ts, side="right") - 1
             layers[HEADS[name]] = np.where(last >= 0, sums[np.maximum(last, 0)], 0)
-    return layers
+            since = max(since, int(counts[0]))
+    return layers, since
 
 
 def _within(layers: dict[str, Ints], held: Ints) -> dict[str, Ints]:

@@ -84,7 +84,8 @@ class Diff:
         if self.a_step_ns is None or self.b_step_ns is None:
             return f"the steps cannot be compared: {'; '.join(self.cannot)}"
         share = self.b_step_ns / self.a_step_ns - 1 if self.a_step_ns else 0.0
-        step = f"step {time(self.a_step_ns)} to {time(self.b_step_ns)} ({change(share)})"
+        clock = "step" if self.keys else "step as its hosts timed it"
+        step = f"{clock} {time(self.a_step_ns)} to {time(self.b_step_ns)} ({change(share)})"
         if self.cause is not None:
             return f"{step}: {self.cause.text}"
         return f"{step}: {'no category explains the difference' if self.keys else 'which category moved is not known'}"

@@ -199,12 +199,17 @@ def missing_table(facts: Facts) -> str:
     if not rows:
         return ""
     body = "".join(
-        f"<tr><td>{escape(r.ranks)}</td><td>{escape(r.source)}</td><td>{inline(r.what)}</td>"
+        f"<tr><td>{escape(r.ranks)}</td><td>{_breaking(r.source)}</td><td>{inline(r.what)}</td>"
         f'<td class="n">{escape(r.count)}</td><td>{inline(r.effect)}</td></tr>'
         for r in rows
     )
     head = '<tr><th>rank</th><th>source</th><th>what</th><th class="n">count</th><th>effect on this report</th></tr>'
     return f'<table class="missing"><thead>{head}</thead><tbody>{body}</tbody></table>'
+
+
+def _breaking(name: str) -> str:
+    """A name, such as a file's, that may be broken at its dots and underscores."""
+    return re.sub(r"([._])", r"\1<wbr>", escape(name))
 
 
 def totals_table(facts: Facts) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -98,6 +99,7 @@ def test_an_address_restores_page_rank_and_step(visit):
     tab = visit("overlap", "ddp", rank=1, step=6)
     assert boxes(tab)[:2] == ["rank 1", "step 6"]
     assert "rank 1, step 6" in tab.get_attribute("svg[role=img]", "aria-label")
+    assert re.search(r"forward [\d.]+\sms.*backward [\d.]+\sms.*bucket 0", tab.text_content("svg[role=img]"))
     shown = tab.evaluate("location.search")
     again = tab.evaluate("location.href")
     tab.goto(again)

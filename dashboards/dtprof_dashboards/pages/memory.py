@@ -90,8 +90,8 @@ def _level(view: View, part: PartMemory) -> None:
     inside = step_marks(view.facts.run, part.part, found.ts)
     marks = inside[:: -(-len(inside) // MOST_MARKS) or 1]
     label = f"{words.label(part)}: {found.what}"
-    figure = level_figure(found.ts, found.held, marks, show.FULL, label, found.layers)
-    sub = f"{label}; dot: the peak. {show.sentences([found.why] if found.why else [])}"
+    figure = level_figure(found.ts, found.held, marks, show.FULL, label, found.layers, found.top)
+    sub = f"{label}; dot: the {found.top}. {show.sentences([found.why] if found.why else [])}"
     show.section(title, escape(sub), show.figure(figure))
 
 

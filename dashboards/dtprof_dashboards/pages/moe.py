@@ -36,7 +36,7 @@ def render(view: View) -> None:
          str(sum(1 for v in row if v == 0))]
         for layer, row in held.items()
     ]  # fmt: skip
-    heads = ["layer", "tokens per step", "busiest expert", "busiest by even share", "experts without a token"]
+    heads = ["layer", "tokens per step", "busiest expert", "times the even share", "experts without a token"]
     show.section("Balance", "", show.table(heads, rows, {1, 2, 3, 4}))
 
 

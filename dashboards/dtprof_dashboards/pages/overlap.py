@@ -17,6 +17,8 @@ from dtprof_dashboards.view import Page, View
 
 MOST_LANES = 40
 _PASSES = ("forward", "backward")
+_TURN = 'it <span class="w">waits</span> for other ranks, then <span class="t">moves data</span>'
+_STRIPED = "; striped: the two are not told apart."
 
 
 def render(view: View) -> None:
@@ -41,21 +43,27 @@ def render(view: View) -> None:
         return
     if found.exposed_ns:
         sub += f" After the backward pass {time(found.exposed_ns)} of communication remain."
-    show.section(title, escape(sub), show.figure(overlap_figure(found, show.FULL)))
+    show.section(title, sub, show.figure(overlap_figure(found, show.FULL)))
     _table(view)
 
 
 def _lanes(view: View, rank: int | None, step: int | None) -> tuple[Lanes | None, str, str]:
-    """What is drawn, its title, and what it means: DDP's buckets, FSDP's units, or the operations as they are."""
+    """What is drawn, its title, and markup of what it means: DDP's buckets, FSDP's units, or the operations as they are."""
     if found := _buckets(view, rank, step):
-        sub = "Tick: the bucket’s last gradient is ready. Thin: it waits to be sent. Full: its communication."
+        sub = f"Tick: the bucket’s last gradient is ready; thin line: until it is handed over. Then {_TURN}{_striped(found)}"
         return found, "Buckets under the backward pass", sub
     if found := _units(view, rank, step):
         sub = (
             "Each unit’s parameters are gathered before it works, its gradients reduced and scattered after its backward pass."
         )
-        return found, "Gathers and reductions under the step", f"{sub} Full: from the last rank’s handing over to the end here."
-    return _operations(view, rank, step), "Operations under the step", _why(view)
+        sub += ' <span class="t">Moving data</span>: from the last rank’s handing over to the end here.'
+        return found, "Gathers and reductions under the step", sub
+    found = _operations(view, rank, step)
+    return found, "Operations under the step", f"{escape(_why(view))} Of each, {_TURN}{_striped(found)}"
+
+
+def _striped(found: Lanes | None) -> str:
+    return _STRIPED if found and any(lane.start is not None and lane.turn is None for lane in found.lanes) else "."
 
 
 def _why(view: View) -> str:
@@ -88,16 +96,33 @@ def _buckets(view: View, rank: int | None, step: int | None) -> Lanes | None:
     mine = next((r for r in seen.steps[step] if r.rank == rank), None)
     if mine is None:
         return None
+    part = next(p for p in view.facts.run.parts if p.rank == rank)
+    zero = _begin(view, part, step)
+    waits = _waits(view, part)
     lanes = []
     for number, members in enumerate(seen.buckets):
-        ready, start, end = float(mine.ready[list(members)].max()), float(mine.launched[number]), float(mine.ended[number])
-        begin = mine.begin
-        size = int(seen.bytes[number])
-        lanes.append(Lane(f"bucket {number}", size, round(ready - begin), round(start - begin), round(end - begin)))
+        times = (float(mine.ready[list(members)].max()), float(mine.launched[number]), float(mine.ended[number]))
+        ready, start, end = (round(t - mine.begin) for t in times)
+        wait = waits.get((start + zero, end - start))
+        turn = None if wait is None else start + wait
+        lanes.append(Lane(f"bucket {number}", int(seen.bytes[number]), ready, start, end, turn))
     backward = (round(mine.backward[0] - mine.begin), round(mine.backward[1] - mine.begin)) if mine.backward else None
-    part = next(p for p in view.facts.run.parts if p.rank == rank)
-    passes = _passes(view, part, step, round(mine.begin))
+    passes = _passes(view, part, step, zero)
     return Lanes(f"rank {rank}, step {step}", round(mine.end - mine.begin), backward, tuple(lanes), passes)
+
+
+def _begin(view: View, part: Part, step: int) -> int:
+    """When a process began a step, ns on the run's clock."""
+    steps = view.facts.run.table("steps", part.ordinal)
+    return int(steps["host_ts"][steps["step"] == step][0]) + part.clock_offset_ns
+
+
+def _waits(view: View, part: Part) -> dict[tuple[int, int], int]:
+    """(Start on the run’s clock, duration) of each share that a process has in an operation -> its waiting, ns, where known."""
+    shares = view.facts.comm.participations
+    mine = shares.take((shares["part"] == part.ordinal) & shares.known("wait"))
+    columns = (mine[name].tolist() for name in ("start", "dur", "wait"))
+    return {(start, dur): wait for start, dur, wait in zip(*columns, strict=True)}
 
 
 def _units(view: View, rank: int | None, step: int | None) -> Lanes | None:
@@ -111,11 +136,10 @@ def _units(view: View, rank: int | None, step: int | None) -> Lanes | None:
     for taken in found.taken:
         unit = seen.units[taken.op.unit].name or "root" if taken.op.kind != "other" else ""
         name = f"{taken.op.kind} {unit}" if unit else op_words(taken.op.op)
-        lanes.append(Lane(name, taken.op.bytes, None, round(taken.handed - zero), round(taken.end - taken.early[mine] - zero)))
+        handed, ended = round(taken.handed - zero), round(taken.end - taken.early[mine] - zero)
+        lanes.append(Lane(name, taken.op.bytes, None, handed, ended, handed))
     part = next(p for p in view.facts.run.parts if p.rank == rank)
-    steps = view.facts.run.table("steps", part.ordinal)
-    begin = int(steps["host_ts"][steps["step"] == step][0]) + part.clock_offset_ns
-    passes = _passes(view, part, step, begin)
+    passes = _passes(view, part, step, _begin(view, part, step))
     return Lanes(f"rank {rank}, step {step}", round(found.ends[mine] - zero), _backward(passes), tuple(lanes), passes)
 
 
@@ -138,9 +162,8 @@ def _operations(view: View, rank: int | None, step: int | None) -> Lanes | None:
         if operation is None or start + dur < 0 or start > account.dur_ns:
             continue
         wait = int(shares["wait"][i])
-        begin = start if wait == MISSING else start + wait
-        ready = None if wait == MISSING else start
-        lanes.append(Lane(f"{operation.id} {op_words(operation.op)}", operation.bytes, ready, begin, start + dur))
+        turn = None if wait == MISSING else start + wait
+        lanes.append(Lane(f"{operation.id} {op_words(operation.op)}", operation.bytes, None, start, start + dur, turn))
     longest = sorted(
         sorted(lanes, key=lambda lane: -((lane.end or 0) - (lane.start or 0)))[:MOST_LANES], key=lambda x: x.start or 0
     )

@@ -176,7 +176,7 @@ def _named(run: Run, part: int, found: list[tuple[int, tuple[Lane, ...], int]]) 
         role = row.get("role") or "other"
         number = row.get("stream") if on_device else row.get("thread")
         kind = "stream" if on_device else "thread"
-        unnamed = f"{kind} {number}" if number is not None else f"lane {lane}" if lane >= 0 else "lane not known"
+        unnamed = f"{kind} {number}" if number is not None else "no thread" if lane >= 0 else "lane not known"
         name = row.get("name") or unnamed
         key = (on_device, ROLES.index(role), lane)
         made.append((key, Track(lane, name, role, on_device, rows, left_out)))

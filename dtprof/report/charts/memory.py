@@ -19,9 +19,15 @@ _REST = 0.05
 
 
 def level_figure(
-    ts: Ints, held: Ints, marks: Sequence[tuple[int, str]], width: float, label: str, layers: Mapping[str, Ints] | None = None
+    ts: Ints,
+    held: Ints,
+    marks: Sequence[tuple[int, str]],
+    width: float,
+    label: str,
+    layers: Mapping[str, Ints] | None = None,
+    top_name: str = "peak",
 ) -> str:
-    """Bytes ``held`` at ``ts`` (ns, ascending), not empty; ``marks`` are (ns, words) of steps.
+    """Bytes ``held`` at ``ts`` (ns, ascending), not empty; ``marks`` are (ns, words) of steps, ``top_name`` names the highest.
 
     ``layers``: name -> bytes at ``ts`` that the level is the sum of, from the bottom up, what is left over last.
     """
@@ -59,8 +65,8 @@ def level_figure(
     if layers:
         body += _beside(shown, right, y)
     place = f'cx="{svg.number(px)}" cy="{svg.number(py)}" r="3.5"'
-    body.append(f'<circle {place} fill="var(--ink)"><title>the peak, {memory(int(held[peak]))}</title></circle>')
-    words = f"peak {memory(int(held[peak]))}"
+    body.append(f'<circle {place} fill="var(--ink)"><title>{top_name}, {memory(int(held[peak]))}</title></circle>')
+    words = f"{top_name} {memory(int(held[peak]))}"
     body.append(svg.text(min(px, width - svg.width_of(words, bold=True) / 2), py - 9, words, "b halo", "middle"))
     body += axis(LEFT, right, bottom, span, width=width)
     return svg.figure(width, HEIGHT, label, body)

@@ -8,19 +8,24 @@ from dtprof.numbers import size, time
 from dtprof.report import svg
 from dtprof.report.charts.axes import axis
 from dtprof.report.charts.pipeline import FORWARD
+from dtprof.report.palette import PARTS
 
 PITCH, HIGH, TOP = 20.0, 12.0, 40.0
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One bucket, or one operation: ready, and on the wire from ``start`` to ``end``; ns from the step's start, or None."""
+    """One bucket, or one operation: ready, and in communication from ``start`` to ``end``; ns from the step's start, or None.
+
+    ``turn``: it waits for other ranks up to there and moves data from there on; None: that cannot be told.
+    """
 
     name: str
     bytes: int | None
     ready: int | None
     start: int | None
     end: int | None
+    turn: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,9 @@ class Lanes:
 
 
 def overlap_figure(found: Lanes, width: float) -> str:
-    """The figure: the passes as bands, a lane for each bucket; ready as a tick, waiting for the network hatched out."""
+    """The figure: the passes as bands, a lane for each bucket: ready as a tick, a thin line until it is handed over, its
+    communication parted into waiting and moving, or striped.
+    """
     left = 14 + max(svg.width_of(lane.name) for lane in found.lanes)
     right = width - 120
     per_ns = (right - left) / max(found.end, 1)
@@ -86,11 +93,7 @@ def _lane(lane: Lane, left: float, y: float, x: svg.Place, per_ns: float, mark: 
     held = "" if lane.bytes is None else f" · {size(lane.bytes)}"
     if lane.ready is not None and lane.start is not None and lane.start > lane.ready:
         title = f"{lane.name} · ready, handed over {time(lane.start - lane.ready)} later"
-        body.append(
-            svg.rect(
-                x(lane.ready), y + 4, (lane.start - lane.ready) * per_ns, 4, svg.fill("comm_wait_ns"), title, ' opacity=".5"'
-            )
-        )
+        body.append(svg.rect(x(lane.ready), y + 5, (lane.start - lane.ready) * per_ns, 2, "var(--muted)", title))
     if lane.ready is not None:
         path = f"M{svg.number(x(lane.ready))} {svg.number(y - 2)} v16"
         title = f"{lane.name} · gradients ready at {time(lane.ready)}"
@@ -99,8 +102,15 @@ def _lane(lane: Lane, left: float, y: float, x: svg.Place, per_ns: float, mark: 
         body.append(svg.text(x(lane.ready or 0) + 8, y + 10, "its communication is not in the trace", "m"))
         return body
     title = f"{lane.name}{held} · in communication {time(lane.end - lane.start)}, from {time(lane.start)} to {time(lane.end)}"
-    w = max((lane.end - lane.start) * per_ns, 1.0)
-    body.append(svg.rect(x(lane.start), y, w, HIGH, svg.fill("comm_transfer_ns"), title))
+    turn = lane.end if lane.turn is None else lane.turn
+    spans = [
+        ("comm_unsplit_ns" if lane.turn is None else "comm_wait_ns", lane.start, turn),
+        ("comm_transfer_ns", turn, lane.end),
+    ]
+    for part, begin, stop in spans:
+        if stop > begin:
+            told = title if lane.turn is None else f"{title} · {PARTS[part].label} {time(stop - begin)}"
+            body.append(svg.rect(x(begin), y, max((stop - begin) * per_ns, 1.0), HIGH, svg.fill(part), told))
     words = f"{size(lane.bytes) if lane.bytes is not None else ''}, {time(lane.end - lane.start)}".strip(", ")
     first, wide = min(lane.start, lane.start if lane.ready is None else lane.ready), svg.width_of(words)
     if x(lane.end) + 6 < mark < x(lane.end) + 6 + wide and x(first) - 8 - wide > left:

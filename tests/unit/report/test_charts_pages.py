@@ -118,13 +118,22 @@ def test_one_size_gives_no_line_and_unknown_sizes_no_point():
 
 
 def test_lanes_lie_where_they_ran():
-    lanes = (overlap.Lane("bucket 0", 1000, 10 * MS, 20 * MS, 50 * MS), overlap.Lane(EVIL, None, 60 * MS, None, None))
+    first = overlap.Lane("bucket 0", 1000, 10 * MS, 20 * MS, 60 * MS, 30 * MS)
+    lanes = (first, overlap.Lane(EVIL, None, 60 * MS, None, None))
     found = overlap.Lanes("rank 0", 100 * MS, (5 * MS, 40 * MS), lanes)
-    assert found.exposed_ns == 10 * MS
+    assert found.exposed_ns == 20 * MS
     figure = overlap.overlap_figure(found, 900.0)
-    wait, move = rects(figure, svg.fill("comm_wait_ns"))[0], rects(figure, svg.fill("comm_transfer_ns"))[0]
-    assert move[2] == pytest.approx(3 * wait[2], rel=0.01) and wait[0] + wait[2] == pytest.approx(move[0], abs=0.1)
+    ready, wait, move = (rects(figure, paint)[0] for paint in ("var(--muted)", "var(--wait)", "var(--transfer)"))
+    assert move[2] == pytest.approx(3 * wait[2], rel=0.01) and ready[2] == pytest.approx(wait[2], rel=0.01)
+    assert ready[0] + ready[2] == pytest.approx(wait[0], abs=0.1) and wait[0] + wait[2] == pytest.approx(move[0], abs=0.1)
     assert overlap.Lanes("rank 0", 100, None, lanes).exposed_ns == 0
+
+
+def test_a_lane_whose_waiting_is_not_known_is_striped():
+    figure = overlap.overlap_figure(overlap.Lanes("rank 0", 100, None, (overlap.Lane("send", 9, None, 10, 60),)), 900.0)
+    assert (
+        rects(figure, svg.fill("comm_unsplit_ns")) and not rects(figure, "var(--transfer)") and not rects(figure, "var(--wait)")
+    )
 
 
 def test_words_of_a_lane_do_not_cross_the_end_of_the_backward_pass():
