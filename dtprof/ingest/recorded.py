@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from dtprof.errors import DtprofError, NotATrace
+from dtprof.errors import DamagedRun, DtprofError, NotATrace
 from dtprof.ingest.attempts import mark_attempts
 from dtprof.ingest.axes import with_axes
 from dtprof.ingest.issued import join_issued
@@ -171,6 +171,12 @@ def _kept(path: Path, manifest: Manifest, parts: list[Part]) -> Run:
 
 def _tables_only(path: Path) -> Run:
     manifest = read_manifest(path / "manifest.json")
+    held = {int(m[1]) for p in (path / "tables").glob("*/part*.parquet") if (m := _PART.match(p.stem))}
+    if lost := held - {part.ordinal for part in manifest.parts}:
+        raise DamagedRun(
+            f"{path}: its part folders are gone, and of {len(held)} processes in its tables the manifest lacks {len(lost)}",
+            "copy the run again, with every folder part00000, part00001, …",
+        )
     simulated = manifest.knobs.get("simulated") is True
     return Run(manifest, ParquetStore(path / "tables"), str(path), "simulated" if simulated else "dtprof")
 

@@ -17,7 +17,7 @@ from dtprof_dashboards.view import Page, View
 
 MOST_LANES = 40
 _PASSES = ("forward", "backward")
-_TURN = 'it <span class="w">waits</span> for other ranks, then <span class="t">moves data</span>'
+_TURN = '<span class="w">waits</span> for other ranks, then <span class="t">moves data</span>'
 _STRIPED = "; striped: the two are not told apart."
 
 
@@ -50,7 +50,7 @@ def render(view: View) -> None:
 def _lanes(view: View, rank: int | None, step: int | None) -> tuple[Lanes | None, str, str]:
     """What is drawn, its title, and markup of what it means: DDP's buckets, FSDP's units, or the operations as they are."""
     if found := _buckets(view, rank, step):
-        sub = f"Tick: the bucket’s last gradient is ready; thin line: until it is handed over. Then {_TURN}{_striped(found)}"
+        sub = f"Tick: the bucket’s last gradient is ready; thin line: until it is handed over. Then it {_TURN}{_striped(found)}"
         return found, "Buckets under the backward pass", sub
     if found := _units(view, rank, step):
         sub = (
@@ -59,7 +59,7 @@ def _lanes(view: View, rank: int | None, step: int | None) -> tuple[Lanes | None
         sub += ' <span class="t">Moving data</span>: from the last rank’s handing over to the end here.'
         return found, "Gathers and reductions under the step", sub
     found = _operations(view, rank, step)
-    return found, "Operations under the step", f"{escape(_why(view))} Of each, {_TURN}{_striped(found)}"
+    return found, "Operations under the step", f"{escape(_why(view))} Each {_TURN}{_striped(found)}"
 
 
 def _striped(found: Lanes | None) -> str:

@@ -50,11 +50,14 @@ def level_figure(
         body += [svg.line(LEFT, at, right, at, "hair"), svg.text(LEFT - 8, at + 4, words, "m", "end")]
     peak = int(np.argmax(held))
     px, py = x(int(ts[peak])), y(int(held[peak]))
+    highest = f"{top_name} {memory(int(held[peak]))}"
+    half = svg.width_of(highest, bold=True) / 2
+    center = min(px, width - half)
     free = LEFT
     for at_ns, words in marks:
         at = x(at_ns)
         wide = svg.width_of(words) + 8
-        meets = py < TOP + 30 and px - 70 < at + wide and at < px + 60
+        meets = py < TOP + 30 and center - half - 8 < at + wide and at < center + half + 8
         if at >= free and not meets:
             body += [svg.line(at, TOP, at, bottom, "hair"), svg.text(at + 3, TOP - 4, words, "m")]
             free = at + wide
@@ -65,9 +68,8 @@ def level_figure(
     if layers:
         body += _beside(shown, right, y)
     place = f'cx="{svg.number(px)}" cy="{svg.number(py)}" r="3.5"'
-    body.append(f'<circle {place} fill="var(--ink)"><title>{top_name}, {memory(int(held[peak]))}</title></circle>')
-    words = f"{top_name} {memory(int(held[peak]))}"
-    body.append(svg.text(min(px, width - svg.width_of(words, bold=True) / 2), py - 9, words, "b halo", "middle"))
+    body.append(f'<circle {place} fill="var(--ink)"><title>{highest}</title></circle>')
+    body.append(svg.text(center, py - 9, highest, "b halo", "middle"))
     body += axis(LEFT, right, bottom, span, width=width)
     return svg.figure(width, HEIGHT, label, body)
 

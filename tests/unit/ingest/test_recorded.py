@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import msgspec
 import pytest
 
 import dtprof
 from dtprof.analyse import study_of
+from dtprof.errors import DamagedRun
 from dtprof.report.budget import no_steps
 from dtprof.report.document import document
 from dtprof.report.facts import gather
@@ -58,6 +60,16 @@ def test_tables_may_lose_any_file_at_any_time(run):
         assert file.exists(), "kept again"
         file.write_bytes(file.read_bytes()[:-9])
         assert said(run) == before
+
+
+def test_tables_without_their_parts_are_refused_in_words(run):
+    manifest = dtprof.open_run(run).manifest
+    manifest.parts = manifest.parts[:1]
+    write_manifest(run / "manifest.json", manifest)
+    for rank in range(RANKS):
+        shutil.rmtree(run / f"part{rank:05d}")
+    with pytest.raises(DamagedRun, match="of 2 processes in its tables the manifest lacks 1"):
+        dtprof.open_run(run)
 
 
 def test_tables_of_an_earlier_reading_do_not_come_back(run):
