@@ -11,12 +11,13 @@ from typing import Any
 
 import streamlit as st
 
+from dtprof.errors import DtprofError
 from dtprof.findings import Finding
 from dtprof.numbers import NOT_KNOWN
 from dtprof.report.html_tables import inline, prose
 from dtprof.report.palette import tokens
 from dtprof.report.svg import DEFS
-from dtprof.report.wording import emphasis
+from dtprof.report.wording import emphasis, is_command
 from dtprof_dashboards import selection
 
 # the width of a figure across the page, and of one of two side by side, in px at a laptop's width
@@ -117,6 +118,14 @@ def nothing(name: str, what: str, how: str = "") -> None:
     """Keeps the place of something that is not there: what is missing, and how to get it (prose with commands)."""
     remedy = f"<p>{prose(how)}</p>" if how else ""
     markup(f'<section><div class="nothing"><h2>{escape(name)}</h2><p>{inline(what)}</p>{remedy}</div></section>')
+
+
+def failed(name: str, error: DtprofError) -> None:
+    """The same for what cannot be read: why, and the remedy."""
+    hint = error.hint
+    if hint and not is_command(hint):
+        hint = f"{hint[:1].upper()}{hint[1:]}{'' if hint.endswith(('.', '…')) else '.'}"
+    nothing(name, f"{error.message}.", hint)
 
 
 def sign(kind: str, word: str, text: str) -> str:

@@ -67,7 +67,7 @@ def evidence(item: Evidence) -> str:
 
 def is_command(text: str) -> bool:
     """Is this line something to type?"""
-    return bool(re.match(r"(\$ |dtprof |torchrun |python3? |[A-Z_]+=\S+ )", text))
+    return bool(re.match(r"(\$ |dtprof |torchrun |python3? |pip install |[A-Z_]+=\S+ )", text))
 
 
 def emphasis(verdict: str) -> tuple[str, str, str]:

@@ -42,7 +42,7 @@ def render(view: View) -> None:
     try:
         first = opened(entry, watermark(entry.path))
     except DtprofError as problem:
-        show.nothing(f"{other} cannot be opened", f"{problem.message}.", problem.hint)
+        show.failed(f"{other} cannot be opened", problem)
         return
     found = diff(first.study, view.opened.study)
     show.verdict(found.headline, "; ".join(found.cannot))

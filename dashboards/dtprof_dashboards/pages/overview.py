@@ -192,12 +192,21 @@ def _worth(finding: Finding, scale: Scale) -> str:
     return f"costs {cost(finding, scale)}" + (f", {share(finding)}" if share(finding) else "")
 
 
+def _blind(facts: Facts) -> list[int]:
+    """Ranks without a step that is accounted for, where others have some."""
+    seen = {account.rank for account in facts.accounting.parts if account.steps}
+    return sorted(set(facts.run.ranks) - seen) if seen else []
+
+
 def _quality(facts: Facts) -> None:
     rows = missing(facts)
     run = facts.run
     if run.world_size and 0 < len(run.ranks) < run.world_size:
         absent = sorted(set(range(run.world_size)) - set(run.ranks))
         text = f"<b>{len(absent)} of {run.world_size} ranks are missing</b> ({listing(absent)}): this is true of the others."
+        head = show.sign("medium", "! partial", text)
+    elif blind := _blind(facts):
+        text = f"<b>{len(blind)} of {len(run.ranks)} ranks have no step to account for</b> ({listing(blind)}), as told below."
         head = show.sign("medium", "! partial", text)
     elif rows:
         head = show.sign("low", "● data", f"{counted(len(rows), 'limit')} of what could be seen.")

@@ -47,7 +47,7 @@ def render(view: View) -> None:
         try:
             outcome = predicted(view.path, view.stamp, edits, view.opened.replayed[0])
         except DtprofError as problem:
-            show.nothing("No prediction", f"{problem.message}.", problem.hint)
+            show.failed("No prediction", problem)
             return
         _outcome(view, outcome)
         _range(view, edits, outcome)

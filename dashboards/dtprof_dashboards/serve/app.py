@@ -111,7 +111,7 @@ def _nothing_here(root: Path, runs: list[Entry]) -> None:
         how = f"What is wrong with it:\ndtprof report {quote(str(path))}"
         show.nothing(f"{wanted} is no run that can be read", f"Nothing in it is one. {others}", how)
     else:
-        show.nothing(f"There is no run {wanted} here", others)
+        show.nothing(f"There is no run named {wanted} here", others)
 
 
 def _page(page: Page, places: dict[str, StreamlitPage], entry: Entry, runs: tuple[Entry, ...]) -> None:
@@ -122,13 +122,13 @@ def _page(page: Page, places: dict[str, StreamlitPage], entry: Entry, runs: tupl
     except DtprofError as error:
         _sidebar(None, places)
         show.title(page.title, entry.name)
-        show.nothing("This run cannot be opened", f"{error.message}.", error.hint)
+        show.failed("This run cannot be opened", error)
         return
     _sidebar(view, places)
     try:
         page.render(view)
     except DtprofError as error:
-        show.nothing("Something of this run cannot be read", f"{error.message}.", error.hint)
+        show.failed("Something of this run cannot be read", error)
     selection.show_address()
     if live:
         _watch(entry.path, stamp)

@@ -10,7 +10,7 @@ from dtprof.advise.rules.comm_bandwidth import reached
 from dtprof.analyse import study_of
 from dtprof.numbers import Scale, percent, time
 from dtprof.report.document import document
-from dtprof.run import Manifest, MemoryStore, Part, Run
+from dtprof.run import Manifest, MemoryStore, Part, Run, write_parquet
 from dtprof.table import Table
 from dtprof_dashboards.pages import PAGES
 from tests.unit.advise.test_comm_rules import all_reduces, job
@@ -165,6 +165,13 @@ def test_a_table_that_cannot_be_read_is_named(draw, shapes, tmp_path):
     (tmp_path / "broken" / "tables" / "events" / "part00001.parquet").write_bytes(b"PAR1 no")
     drawn = draw(tmp_path, page="overview")
     assert "part00001.parquet" in drawn.text and "This run cannot be opened" in drawn.text
+
+
+def test_a_rank_without_steps_is_named_beside_one_that_has_some(draw, shapes, tmp_path):
+    shutil.copytree(shapes / "gloo_cpu", tmp_path / "half")
+    write_parquet(Table.empty("steps"), tmp_path / "half" / "tables" / "steps" / "part00001.parquet")
+    drawn = draw(tmp_path, page="overview")
+    assert "1 of 2 ranks have no step to account for (1)" in drawn.text
 
 
 def test_missing_ranks_are_named(draw, shapes):
