@@ -2,13 +2,14 @@
 
 A line t = alpha + bytes / bandwidth (the Hockney model: R. Hockney, "The communication challenge for MPP", 1994) is not
 enough where latency is high: one all-reduce of gloo cannot fill a long pipe. So the measured sizes stay a table, with
-straight lines between them and the slope of the last two beyond.
+straight lines between them and the slope of the last two beyond; gloo's steps (segments.py) are put between the sizes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtprof.errors import InputError
+from dtprof.model.cost.segments import MAX_SEGMENT, in_rounds, queued, segment, steps
 
 # what is shown of a set of repetitions: disturbances only ever lengthen them
 _QUANTILE = 0.25
@@ -23,8 +25,8 @@ _QUANTILE = 0.25
 _SHARING = (1.0, 2.0)
 # the most that handing over one collective was seen to cost, where it was not measured
 _MOST_PER_OP_NS = 6e5
-# sharing cannot make two operations faster than one, nor, in order, slower than one after the other by much
-_LEAST_SHARE, _MOST_SHARE = 1.0, 2.5
+# sharing cannot make two operations faster than one, nor slower than one after the other
+_LEAST_SHARE, _MOST_SHARE = 1.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class CostTable:
 
     ``sizes`` (bytes, ascending) and ``times`` (ns) of the operation alone; ``shared_sizes`` and ``shared``: how many times
     longer each of two in flight takes; ``spread``: relative half-width of the repetitions; ``source`` in words; ``per_op``: ns
-    of the calling thread to hand one over; None where not measured.
+    of the calling thread to hand one over; None where not measured; ``ring``: the ranks around which gloo sends it in segments;
+    None for other operations.
     """
 
     sizes: NDArray[np.float64]
@@ -43,6 +46,7 @@ class CostTable:
     spread: float
     source: str
     per_op: float | None = None
+    ring: int | None = None
 
     def variants(self) -> list[CostTable]:
         """The table at the ends of what is not known of it: its spread, and, where not measured, sharing and handing over."""
@@ -64,6 +68,27 @@ class CostTable:
         if len(self.shared_sizes) == 0:
             return sum(_SHARING) / 2
         return float(np.clip(np.interp(size, self.shared_sizes, self.shared), _LEAST_SHARE, _MOST_SHARE))
+
+    def together(self, small: float, large: float) -> tuple[float, float]:
+        """How many times longer two operations of so many bytes, in order of size, take beside each other."""
+        both = self.slowdown(small)
+        if self.ring is None or small <= 0:
+            return both, both
+        n, alone, per_byte = self.ring, self.alone(small), self._per_byte
+        cut, other = segment(small, n), segment(large, n)
+        waits = queued(small, n) * other * per_byte * n / (2 * (n - 1))
+        took = max(both * alone, per_byte * small + waits)
+        if took <= 0:
+            return both, both
+        # the large one yields what the small one sends, and, where they are alike, what two of a size cost each other
+        yielded = max(1 / (1 - min(per_byte * small / took, 0.5)), 1 + (both - 1) * cut / other)
+        return took / alone if alone > 0 else both, min(yielded, max(self.slowdown(large), both))
+
+    @cached_property
+    def _per_byte(self) -> float:
+        """ns for which an operation holds the network per byte: half of two at a time, at the best of the larger sizes."""
+        large = [s for s in self.sizes.tolist() if s >= MAX_SEGMENT] or [float(self.sizes[-1])]
+        return min(self.slowdown(s) * self.alone(s) / 2 / s for s in large)
 
     def scaled(self, bandwidth: float = 1.0, latency: float = 1.0) -> CostTable:
         """The table on a network of so many times the bandwidth and latency; the smallest size stands for latency."""
@@ -87,6 +112,7 @@ def from_calibration(path: Path, op: str, n: int) -> CostTable:
 
     ``path`` is that file or the run folder. InputError where it has no such operation.
     """
+    backends = set()
     file = path / "calibration.jsonl" if path.is_dir() else path
     alone: dict[int, list[float]] = defaultdict(list)
     beside: dict[int, list[float]] = defaultdict(list)
@@ -95,6 +121,7 @@ def from_calibration(path: Path, op: str, n: int) -> CostTable:
             continue
         if line.bytes is None or not line.times_ns:
             continue
+        backends.add(line.backend)
         if line.in_flight == 1:
             alone[line.bytes] += line.times_ns
         elif line.in_flight == 2 and line.groups == 1:
@@ -111,10 +138,32 @@ def from_calibration(path: Path, op: str, n: int) -> CostTable:
     both = [s for s in sizes if s in beside]
     shared = [float(np.quantile(beside[s], _QUANTILE)) / float(times[sizes.index(s)]) for s in both]
     per_op = float(np.quantile(beside[both[0]], _QUANTILE)) - float(times[sizes.index(both[0])]) if both else None
-    return CostTable(
+    found = CostTable(
         np.array(sizes, float), times, np.array(both, float), np.array(shared), spread,
         f"calibration of {len(sizes)} sizes in {file}", None if per_op is None else max(per_op, 0.0),
     )  # fmt: skip
+    return _in_steps(found, n) if op == "all_reduce" and backends == {"gloo"} and n > 1 else found
+
+
+def _in_steps(table: CostTable, n: int) -> CostTable:
+    """The table with gloo's steps between its sizes: what is not latency grows evenly, alone and for two in flight."""
+    at = np.union1d(table.sizes, steps(float(table.sizes[0]), float(table.sizes[-1]), n))
+    latency = float(table.times[0])
+    times = _stepped(at, table.sizes, table.times, latency, n)
+    if len(table.shared_sizes) == 0:
+        return replace(table, sizes=at, times=times, ring=n)
+    both = np.array([table.slowdown(s) * table.alone(s) for s in table.sizes.tolist()])
+    shared = _stepped(at, table.sizes, both, latency, n) / np.maximum(times, 1.0)
+    return replace(table, sizes=at, times=times, shared_sizes=at, shared=shared, ring=n)
+
+
+def _stepped(
+    at: NDArray[np.float64], sizes: NDArray[np.float64], times: NDArray[np.float64], latency: float, n: int
+) -> NDArray[np.float64]:
+    """Times at the sizes ``at``, where those of ``sizes`` are known, ns."""
+    rest = np.maximum(times - latency * np.array([in_rounds(s, n) for s in sizes.tolist()]), 0.0)
+    found = latency * np.array([in_rounds(s, n) for s in at.tolist()]) + np.interp(at, sizes, rest)
+    return np.where(np.isin(at, sizes), np.interp(at, sizes, times), found)
 
 
 class _Line(msgspec.Struct):
@@ -128,6 +177,7 @@ class _Line(msgspec.Struct):
     in_flight: int | None = None
     groups: int | None = None
     traced: bool | None = None
+    backend: str | None = None
 
 
 def _lines(file: Path) -> list[_Line]:

@@ -142,6 +142,7 @@ class _Running:
         self.computed = np.full(self.ranks, np.inf)
         self.idle: dict[int, float] = {}
         self.left: dict[int, float] = {}
+        self.slower: dict[tuple[float, float], tuple[float, float]] = {}
         self.queue = 0
         self.now = 0.0
 
@@ -181,8 +182,11 @@ class _Running:
         moving = [k for k in self.left if k not in self.idle]
         if len(moving) < 2:
             return dict.fromkeys(moving, pace)
-        smallest = min(self.held[k] for k in moving)
-        return dict.fromkeys(moving, pace / self.cost.slowdown(smallest))
+        small, large = sorted(moving, key=lambda k: self.held[k])
+        pair = self.held[small], self.held[large]
+        if pair not in self.slower:
+            self.slower[pair] = self.cost.together(*pair)
+        return {k: pace / longer for k, longer in zip((small, large), self.slower[pair], strict=True)}
 
     def _next(self) -> float:
         """Time to the next event; infinite where nothing is left."""
