@@ -114,7 +114,7 @@ _MODELS: tuple[Model, ...] = (
     _llama("DeepSeek-V2", 60, 5120, (128, 128), 12288, 102400, "DeepSeek-V2 2024, section 3.1.2", head_dim=128,
            mla=replace(_LATENT, q_rank=1536), moe=Moe(160, 6, 1536, 2, 1)),
     _llama("DeepSeek-V3", 61, 7168, (128, 128), 18432, 129280, "DeepSeek-V3 2024, section 4.2", head_dim=128,
-           mla=replace(_LATENT, q_rank=1536), moe=Moe(256, 8, 2048, 1, 3)),
+           mla=replace(_LATENT, q_rank=1536), moe=Moe(256, 8, 2048, 1, 3, node_limit=4)),
     _llama("Kimi K2", 61, 7168, (64, 64), 18432, 163840, "Kimi K2 2025, table 2; published configuration", head_dim=128,
            mla=replace(_LATENT, q_rank=1536), moe=Moe(384, 8, 2048, 1, 1)),
     _llama("Moonlight 16B-A3B", 27, 2048, (16, 16), 11264, 163840, "Moonlight 2025, published configuration", mla=_LATENT,

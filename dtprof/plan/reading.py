@@ -186,7 +186,8 @@ def of_config(config: dict[str, Any], where: str) -> Model:
     if experts:
         inner = value("moe_intermediate_size", "intermediate_size")
         moe = Moe(experts, value("num_experts_per_tok", "moe_top_k", default=2), inner, value("n_shared_experts", default=0),
-                  value("first_k_dense_replace", default=0), value("decoder_sparse_step", default=1))  # fmt: skip
+                  value("first_k_dense_replace", default=0), value("decoder_sparse_step", default=1),
+                  value("topk_group", default=0) if value("n_group", default=1) > 1 else 0)  # fmt: skip
     mla = None
     if value("kv_lora_rank"):
         mla = Mla(config["kv_lora_rank"], value("q_lora_rank", default=0), value("qk_nope_head_dim", default=128),

@@ -29,7 +29,8 @@ class Moe:
 
     ``experts``: routed experts of a layer; ``top_k``: how many of them a token visits; ``ffn``: inner size of one expert;
     ``shared``: experts of the same size that every token visits; ``dense_layers``: the first so many layers have an ordinary
-    feed-forward part (of the model's ``ffn``); ``every``: of the others each so-manieth has experts.
+    feed-forward part (of the model's ``ffn``); ``every``: of the others each so-manieth has experts;
+    ``node_limit``: nodes at most among whose experts a token's are chosen (DeepSeek-V3, section 2.1.2), 0 for any.
     """
 
     experts: int
@@ -38,6 +39,7 @@ class Moe:
     shared: int = 0
     dense_layers: int = 0
     every: int = 1
+    node_limit: int = 0
 
 
 @dataclass(frozen=True)

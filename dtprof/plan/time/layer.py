@@ -15,8 +15,10 @@ from dtprof.plan.time.wires import Wires, group
 
 # elementwise traffic of a forward pass in eager mode, bytes per token of two-byte activations: norms, residual sums and dropout
 # per hidden element; biases, rotary positions and copies of heads per hidden element that tp divides; activation function per
-# inner element, plain and gated; permutation of routed tokens per hidden element, there and back
-_OUTSIDE, _HEADS, _PLAIN, _GATED, _ROUTED = 24.0, 8.0, 4.0, 10.0, 12.0
+# inner element, plain and gated
+_OUTSIDE, _HEADS, _PLAIN, _GATED = 24.0, 8.0, 4.0, 10.0
+# of a hidden element of a routed token, in either pass: read and written when sorted by rank, again by expert, back twice
+_ROUTED = 16.0
 # backward over forward pass
 _ELEMENTWISE_BACKWARD = 1.8
 # short sequences are not worth bins
@@ -25,6 +27,8 @@ _UNBINNED = 2
 _FORWARD_LAUNCHES = 1 / 3
 # kernels of a layer with experts over those of an ordinary one, and of a compiled over an eager one
 _EXPERT_LAUNCHES, _COMPILED_LAUNCHES = 2.0, 0.6
+# kernels of an ordinary layer's passes; of each expert's: its products one by one, and what makes their operands in fewer bits
+_LAUNCHES, _PRODUCTS, _QUANTIZING = 100, 6, 12
 
 
 @dataclass(frozen=True)
@@ -177,12 +181,17 @@ class _Layer:
         outside = _OUTSIDE * model.hidden / (layout.tp if layout.sequence_parallel else 1)
         inside = _HEADS * model.heads * model.head_dim
         if self.experts and moe is not None:
-            inside += act * moe.ffn * (moe.top_k + moe.shared) + _ROUTED * model.hidden * moe.top_k
+            inside += act * moe.ffn * (moe.top_k + moe.shared)
         else:
             inside += act * model.ffn
         count = self.tokens * (outside + inside / layout.tp) * element_bytes(layout.precision) / 2
         forward = self.device.moved(count)
-        return forward, _ELEMENTWISE_BACKWARD * forward
+        routed = 0.0
+        if self.experts and moe is not None:
+            # no compiler fuses it
+            size = element_bytes(layout.precision) / 2
+            routed = _ROUTED * size * self.tokens * moe.top_k * model.hidden / layout.tp / self.device.memory
+        return forward + routed, _ELEMENTWISE_BACKWARD * forward + routed
 
 
 def _again(software: Software, layout: Layout, forward: tuple[float, float, float]) -> float:
@@ -208,7 +217,11 @@ def _floor(setting: Setting, layout: Layout, experts: bool) -> float:
     """
     if not setting.software.launch_bound and not experts:
         return 0.0
-    more = _EXPERT_LAUNCHES if experts else 1.0
+    moe = setting.model.moe
+    more = 1.0
+    if experts and moe is not None:
+        each = _PRODUCTS + (_QUANTIZING if setting.device.quantized else 0)
+        more = _EXPERT_LAUNCHES + each * moe.experts / layout.ep / _LAUNCHES
     fewer = _COMPILED_LAUNCHES if setting.software.compiled else 1.0
     passes = 1 + (_FORWARD_LAUNCHES if layout.recompute == "full" else 0.0)
     return setting.constants.launch_ms * 1e-3 * more * fewer * passes
@@ -258,6 +271,9 @@ def _wires(
     if experts and moe is not None and layout.ep > 1:
         routed = size * moe.top_k * layout.etp / layout.tp
         ranks = group(layout.ep, layout.etp, node)
+        if ranks.nodes > 1 and moe.node_limit:
+            # once to each node, which passes it on
+            routed *= min(moe.node_limit / moe.top_k, 1.0)
         # to the experts and back, forward and backward
         ep = 2 * passes * wires.time("all_to_all", routed, ranks)
     return tp, cp, ep

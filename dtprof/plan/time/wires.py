@@ -69,11 +69,15 @@ class Wires:
         return _BASE + steps * along * (_PLATEAU if ranks.nodes > 1 else 1.0)
 
     def per_rank(self, ranks: Group) -> float:
-        """Bytes/s of bus bandwidth of a group over nodes: its share of its node's ports, less out of a pod."""
+        """Bytes/s of bus bandwidth of a ring over nodes: its share of its node's ports, or the links inside."""
+        return min(self._ports(ranks), self.cluster.intra_gb_s * _OF_LINE * 1e9)
+
+    def _ports(self, ranks: Group) -> float:
+        """Bytes/s of a group's share of its node's ports, less out of a pod."""
         line = self.cluster.inter_gb_s * self.network * ranks.near / self.cluster.gpus_per_node
         if self.cluster.pod_gpus and ranks.span > self.cluster.pod_gpus:
             line *= self.cluster.pod_share
-        return min(line, self.cluster.intra_gb_s * _OF_LINE) * 1e9
+        return line * 1e9
 
     def _inside(self, op: str, size: float, ranks: int) -> float:
         gpu = _met(self.cluster.gpu, ranks)
@@ -86,6 +90,10 @@ class Wires:
         return asked.ns * 1e-9 * slower
 
     def _over(self, op: str, size: float, ranks: Group) -> float:
+        if op == "all_to_all":
+            # no ring: what a rank sends out of its node goes through its own share of the ports
+            outside = 1 - ranks.near / ranks.ranks
+            return self.latency(op, ranks) + outside * size * ranks.near / self._ports(ranks)
         factor = busbw_factor(op, ranks.ranks) or 1.0
         return self.latency(op, ranks) + factor * size / self.per_rank(ranks)
 

@@ -225,7 +225,7 @@ def test_attention_without_a_word_is_that_of_the_software():
         ("foundation-model-stack/fms-fsdp", "fsdp-compile"),
         ("pytorch/torchtitan", "fsdp2-compile"),
         ("NVIDIA-NeMo/Megatron-Bridge", "megatron-core"),
-        ("NVIDIA/DeepLearningExamples", "ddp-eager"),
+        ("NVIDIA/DeepLearningExamples", "ddp-binned"),
         ("Narayanan 2021 arXiv:2104.04473", "megatron-2021"),
         ("NVIDIA/Megatron-LM README", "megatron-2021"),
         ("AMD-AGI/Primus", "megatron-core"),

@@ -22,6 +22,7 @@ from dtprof.plan.time.wires import Wires, group
 A100 = Cluster(gpu_called("A100 80GB"), 64, 8, 80 * 10**9, 300.0, 200.0)
 H100 = Cluster(gpu_called("H100"), 64, 8, 80 * 10**9, 450.0, 400.0)
 LLAMA = preset("Llama 2 7B")
+DEEPSEEK, QWEN = preset("DeepSeek-V3"), preset("Qwen3 30B-A3B")
 FSDP = Layout(dp=64, micro_batch=2, global_batch=128, seq=4096, zero=3, gradient_dtype="bf16")
 PARALLEL = Layout(dp=2, tp=8, pp=4, micro_batch=1, global_batch=32, seq=4096)
 
@@ -187,6 +188,43 @@ def test_ports_of_a_node_are_shared_by_its_groups():
     alone, eighth = wires.per_rank(group(64, 1, 8)), wires.per_rank(group(8, 8, 8))
     assert alone == pytest.approx(200e9)
     assert eighth == pytest.approx(alone / 8)
+
+
+def test_an_exchange_leaves_a_node_by_each_ranks_own_share_of_its_ports():
+    wires, ranks, size = Wires(H100, 0.97), group(64, 1, 8), 1e9
+    taken = wires.time("all_to_all", size, ranks) - wires.latency("all_to_all", ranks)
+    assert taken == pytest.approx(size * 56 / 64 / (0.97 * 50e9))
+    # DeepEP's README (2025) measures 43 to 58 GB/s of each rank over ports of 50 GB/s, with 16 to 64 ranks of 8 in a node
+    assert 43e9 < size * 56 / 64 / taken < 58e9
+
+
+def experts(model, ran="megatron-core", cluster=H100, **changed):
+    layout = Layout(dp=64, ep=64, micro_batch=1, global_batch=64, seq=4096, zero=1)
+    return step(replace(layout, **changed), cluster, ran, model).busy
+
+
+def test_tokens_whose_experts_are_on_few_nodes_are_sent_once_to_each():
+    free = replace(DEEPSEEK, moe=replace(DEEPSEEK.moe, node_limit=0))
+    latencies = 58 * 4 * Wires(H100, 1.0).latency("all_to_all", group(64, 1, 8))
+    assert experts(free).ep - latencies == pytest.approx(2 * (experts(DEEPSEEK).ep - latencies))
+    # one node has them all
+    inside = [experts(one, dp=8, ep=8, global_batch=8, cluster=replace(H100, gpus=8)).ep for one in (free, DEEPSEEK)]
+    assert inside[0] == inside[1]
+
+
+def test_each_expert_of_a_rank_is_launched_by_itself():
+    one = replace(H100, gpus=8)
+    tiny = replace(QWEN, layers=1)
+    few, many = (experts(tiny, dp=8, ep=ep, global_batch=8, seq=64, cluster=one, precision="fp8").launch for ep in (8, 2))
+    # 16 or 64 experts of 18 kernels, and 200 of the layer
+    assert many / few == pytest.approx((200 + 64 * 18) / (200 + 16 * 18), rel=0.1)
+
+
+def test_routed_tokens_are_moved_whatever_is_compiled():
+    assert experts(DEEPSEEK).elementwise > 58 * 2 * 16 * 4096 * 8 * 7168 / 3350e9
+    plain = replace(DEEPSEEK, moe=replace(DEEPSEEK.moe, top_k=1))
+    moved = 58 * 7 * 4096 * (2 * 16 * 7168 + 2.8 * 10 / 3 * 2048) / 3350e9
+    assert experts(DEEPSEEK).elementwise - experts(plain).elementwise == pytest.approx(moved)
 
 
 def test_out_of_a_pod_there_is_less():
