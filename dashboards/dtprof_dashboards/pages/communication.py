@@ -30,12 +30,16 @@ def render(view: View) -> None:
     show.title("Communication", view.meta)
     everything = facts.comm.operations
     if not everything:
-        show.nothing(
-            "No communication in this run",
-            "No collective and no point-to-point operation is among the events that were recorded.",
-            "One process has nobody to talk to; with several, capture steps:\n"
-            "dtprof run --capture 5:8 -- torchrun --nproc_per_node=2 train.py",
-        )
+        what = "No collective and no point-to-point operation is among the events that were recorded."
+        how = "dtprof run --capture 5:8 -- torchrun --nproc_per_node=2 train.py"
+        if len(facts.run.parts) < 2:
+            how = f"One process has nobody to talk to; with several, capture steps:\n{how}"
+        elif facts.settled_steps:
+            how = (
+                "Calls of torch.distributed.rpc, and what other libraries send, leave none in a trace: the Timeline shows such "
+                "calls by their names, and how long they last is part of the step."
+            )
+        show.nothing("No communication in this run", what, how)
         return
     exposed = {k: v for k, v in facts.accounting.mean_shares().items() if k.startswith("comm_") and v}
     told = {"comm_wait_ns": "waiting", "comm_transfer_ns": "moving data", "comm_unsplit_ns": "not split"}

@@ -19,7 +19,7 @@ from dtprof_dashboards import selection, show
 from dtprof_dashboards.view import Page, View
 
 OWN, WAIT, STEP = "own time above the median rank", "exposed waiting", "whole step"
-MOST_STEPS, MOST_NAMED = 120, 6
+MOST_STEPS, MOST_NAMED, MOST_GROUPS = 120, 6, 8
 
 
 def render(view: View) -> None:
@@ -162,10 +162,11 @@ def _mesh(view: View) -> None:
         if axes
         else "The job recorded no mesh: ranks are one group."
     )
-    groups = [f"{g.get('name', '')} ({named('rank', g['ranks'])})" for g in manifest.groups if g.get("ranks")][:8]
+    groups = [f"{g.get('name', '')} ({named('rank', g['ranks'])})" for g in manifest.groups if g.get("ranks")]
     if groups:
-        sub += f" Groups: {', '.join(groups)}."
-    table = show.table(["rank", *axes, "host", "device", "step (to the median)"], rows[:64], {0, 3 + len(axes)})
+        more = f" and {counted(len(groups) - MOST_GROUPS, 'other')}" if len(groups) > MOST_GROUPS else ""
+        sub += f" Groups: {', '.join(groups[:MOST_GROUPS])}{more}."
+    table = show.table(["rank", *axes, "host", "device", "step (to the median)"], rows[:64], {3 + len(axes)})
     show.section("Where the ranks are", escape(sub), table)
 
 

@@ -93,7 +93,7 @@ def sizes_figure(operations: Sequence[Operation], lines: Sequence[Fit], width: f
         )
     body.append(svg.text((LEFT + right) / 2, HEIGHT - 4, "bytes of the operation", "m", "middle"))
     body += [mark for operation in drawn for mark in _point(operation, x(operation.bytes or 1), y(operation.transfer_ns or 0))]
-    body += _lines(lines, x, y, right)
+    body += _lines(lines, x, y, right, bottom)
     return svg.figure(width, HEIGHT, f"Transfer time by size of {len(drawn)} operations", body)
 
 
@@ -106,15 +106,17 @@ def _point(operation: Operation, x: float, y: float) -> list[str]:
     return [f'<circle {place} fill="{paint}"><title>{svg.escape(title)}</title></circle>']
 
 
-def _lines(lines: Sequence[Fit], x: svg.Place, y: svg.Place, right: float) -> list[str]:
+def _lines(lines: Sequence[Fit], x: svg.Place, y: svg.Place, right: float, bottom: float) -> list[str]:
+    """The lines, each with its words at its end: between the top and the axis, none on another."""
     body, taken = [], [-100.0]
     for fit in lines:
         along = np.geomspace(max(fit.low, 1), max(fit.high, 2), 40).tolist()
         points = " ".join(f"{svg.number(x(v))},{svg.number(y(fit.at(v)))}" for v in along)
         body.append(f'<polyline points="{points}" fill="none" stroke="{svg.fill("comm_transfer_ns")}" stroke-width="1.4"/>')
-        at = max(y(fit.at(fit.high)), 14.0)
+        at = min(max(y(fit.at(fit.high)), 14.0), bottom - 14)
+        away = 6 if at < bottom / 2 else -6
         while any(abs(at - other) < 30 for other in taken):
-            at += 6
+            at += away
         taken.append(at)
         beside = min(x(fit.high) + 8, right + 8)
         body += [svg.text(beside, at - 3, op_words(fit.op), "b halo"), svg.text(beside, at + 11, fit.words, "m halo")]
