@@ -7,8 +7,8 @@ model predicts every cap. Then all caps run by turns, step by step, in one proce
 default), measured_s, predicted_s, low, high}, mean_error and max_error (ratios, absolute), drift (the step of the profile
 against that of the same configuration among the turns, which come a minute later), mean_error_of_change and
 max_error_of_change (the predicted difference added to the default's step among the turns: what is left without the drift),
-regret (the cap that the model calls best, against the best one; the best is chosen on odd steps, both are scored on even
-ones), aa_noise (95% half width of the median ratio of two equal configurations), replay_error.
+regret (the cap that the model advises, that of the shortest cautious step, against the best one; the best is chosen on odd
+steps, both are scored on even ones), aa_noise (95% half width of the median ratio of two equal configurations), replay_error.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def in_lab(args, words):
 
 def measure(args, out):
     """Calibration, profile and truth, all in the same lab settings."""
-    words = ["--ops", "all_reduce", "--sizes", "4K:64M:4", "--groups", "world", "--no-links", "--capture", "none"]
+    words = ["--ops", "all_reduce", "--sizes", "4K:64M:2", "--groups", "world", "--no-links", "--capture", "none"]
     in_lab(args, ["-m", "dtprof_sample_jobs.collectives", *words, "--out", str(out / "collectives")])
     in_lab(args, [str(HERE / "buckets_rank.py"), args.model, str(out), args.caps, str(args.steps)])
     return json.loads((out / "rank0.json").read_text())
@@ -69,7 +69,7 @@ def score(truth, predicted, replay_error):
             "high": guess.high_ns / 1e9,
         })  # fmt: skip
     best = min(predicted, key=lambda cap: statistics.median(truth[names[cap]][1::2]))
-    chosen = min(predicted, key=lambda cap: predicted[cap].step_ns)
+    chosen = min(predicted, key=lambda cap: predicted[cap].cautious_ns)
     scored = {cap: statistics.median(truth[names[cap]][::2]) for cap in (best, chosen)}
     ratios = [math.log(b / a) for a, b in zip(truth["default"], truth["default again"], strict=True)]
     return {

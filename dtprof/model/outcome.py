@@ -20,7 +20,8 @@ class Outcome:
 
     ``measured_ns`` is the step that it is compared with. ``replay_error`` and ``unexplained`` are the model's own record,
     ratios; ``unexplained`` is None for models without a critical path. ``notes`` say what the numbers rest on; ``make_run``
-    makes the simulated run.
+    makes the simulated run. ``cautious_ns``, where a model has it: the step if what it knows least went against the change; of
+    several changes the one to advise is the one with the shortest.
     """
 
     edits: tuple[Edit, ...]
@@ -35,6 +36,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     gates: dict[str, Any] | None = None
     make_run: Callable[[], Run] | None = None
+    cautious_ns: float | None = None
 
     @property
     def saved_ns(self) -> float | None:

@@ -103,7 +103,7 @@ def _of_ddp(run: Run, seen: Seen, edits: Sequence[Edit], calibration: Path | Non
     return Outcome(
         edits=tuple(edits), model="DDP on gloo", measured_ns=found.base_ns, predicted_ns=found.step_ns, low_ns=found.low_ns,
         high_ns=found.high_ns, replay_error=made.replay_error, unexplained=None, withheld=(), notes=tuple(notes),
-        make_run=lambda: ddp_run(run, made, change, edits),
+        make_run=lambda: ddp_run(run, made, change, edits), cautious_ns=found.cautious_ns,
     )  # fmt: skip
 
 

@@ -26,17 +26,18 @@ LEAST_COMPRESSED = 0.10
 
 
 def best_cap(run: Run) -> tuple[float, Outcome] | None:
-    """The bucket cap with the shortest predicted step, in MiB, and that prediction; None where nothing can be predicted.
+    """The bucket cap to advise, in MiB, and its prediction; None where nothing can be predicted.
 
-    Tried are CAPS, then the geometric means of the best one and its neighbours.
+    Tried are CAPS, then the geometric means of the best one and its neighbours. The best one has the shortest cautious step:
+    what a collective costs its thread is known least, so many small ones have to gain more than that could be.
     """
     found = {cap: predicted for cap in CAPS if (predicted := _of(run, cap)) is not None}
     if not found:
         return None
-    near = min(found, key=lambda cap: found[cap].predicted_ns or 0.0)
+    near = min(found, key=lambda cap: found[cap].cautious_ns or 0.0)
     between = [round(sqrt(a * b), 1) for a, b in pairwise(CAPS) if near in (a, b)]
     found |= {cap: predicted for cap in between if (predicted := _of(run, cap)) is not None}
-    best = min(found, key=lambda cap: found[cap].predicted_ns or 0.0)
+    best = min(found, key=lambda cap: found[cap].cautious_ns or 0.0)
     return best, found[best]
 
 

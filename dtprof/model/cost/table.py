@@ -21,10 +21,12 @@ from dtprof.model.cost.segments import MAX_SEGMENT, in_rounds, queued, segment, 
 
 # what is shown of a set of repetitions: disturbances only ever lengthen them
 _QUANTILE = 0.25
-# where sharing was not measured: a network that two fill no faster than one, and one with room for both
-_SHARING = (1.0, 2.0)
+# how many times longer each of two large all-reduces of gloo took, at RTTs of 8 ms and of none; holds where it was not measured
+_SHARING = (1.4, 2.0)
+# sharing factors that explain the operations of a run as well as the best one, but for so much of their time, may hold as well
+_AS_GOOD = 0.01
 # the most that handing over one collective was seen to cost, where it was not measured
-_MOST_PER_OP_NS = 6e5
+MOST_PER_OP_NS = 6e5
 # sharing cannot make two operations faster than one, nor slower than one after the other
 _LEAST_SHARE, _MOST_SHARE = 1.0, 2.0
 
@@ -36,7 +38,7 @@ class CostTable:
     ``sizes`` (bytes, ascending) and ``times`` (ns) of the operation alone; ``shared_sizes`` and ``shared``: how many times
     longer each of two in flight takes; ``spread``: relative half-width of the repetitions; ``source`` in words; ``per_op``: ns
     of the calling thread to hand one over; None where not measured; ``ring``: the ranks around which gloo sends it in segments;
-    None for other operations.
+    None for other operations; ``others``: tables that explain what was measured as well.
     """
 
     sizes: NDArray[np.float64]
@@ -47,16 +49,17 @@ class CostTable:
     source: str
     per_op: float | None = None
     ring: int | None = None
+    others: tuple[CostTable, ...] = ()
 
     def variants(self) -> list[CostTable]:
         """The table at the ends of what is not known of it: its spread, and, where not measured, sharing and handing over."""
         spread = min(self.spread, 0.5)
-        out = [self.stretched(1 + spread), self.stretched(1 - spread)]
+        out = [self.stretched(1 + spread), self.stretched(1 - spread), *self.others]
         if len(self.shared) == 0:
             size = self.sizes[-1:]
             out += [replace(self, shared_sizes=size, shared=np.array([factor])) for factor in _SHARING]
         if self.per_op is None:
-            out.append(replace(self, per_op=_MOST_PER_OP_NS))
+            out.append(replace(self, per_op=MOST_PER_OP_NS))
         return out
 
     def alone(self, size: float) -> float:
@@ -196,30 +199,37 @@ def _lines(file: Path) -> list[_Line]:
     return found
 
 
-def from_spans(sizes: NDArray[np.float64], alone: NDArray[np.float64], beside: NDArray[np.float64]) -> CostTable | None:
-    """A line and a sharing factor from operations of a run: bytes, ns with nothing beside, ns beside another one.
+def from_spans(
+    sizes: NDArray[np.float64], alone: NDArray[np.float64], beside: NDArray[np.float64], ring: int | None = None
+) -> CostTable | None:
+    """A line and a sharing factor from operations of a run: bytes, ns with nothing beside, ns beside another one; ``ring`` as
+    the table has it.
 
-    Solves alone + beside / slowdown = alpha + bytes / bandwidth for the slowdown, by steps, and for the line by least
-    squares on relative errors. None where fewer than two sizes were seen: a line needs two.
+    Solves alone + beside / slowdown = alpha + bytes / bandwidth for the slowdown, by steps, and for the line; of slowdowns that
+    do about as well it takes the middle one, and keeps the first and the last. None where fewer than two sizes were seen: a
+    line needs two.
     """
     if len(np.unique(sizes)) < 2:
         return None
-    best: tuple[float, float, float, float] | None = None
-    steps = np.linspace(1.0, 2.2, 25) if beside.sum() > 0 else np.array([2.0])
-    for factor in steps.tolist():
-        work = alone + beside / factor
-        weight = 1 / np.maximum(work, 1.0)
-        design = np.stack([np.ones_like(sizes), sizes], axis=1) * weight[:, None]
-        (alpha, beta), *_ = np.linalg.lstsq(design, work * weight, rcond=None)
-        alpha, beta = max(float(alpha), 0.0), max(float(beta), 1e-9)
-        error = float(np.median(np.abs((alpha + beta * sizes) / work - 1)))
-        if best is None or error < best[0]:
-            best = error, alpha, beta, factor
-    if best is None:
-        return None
-    error, alpha, beta, factor = best
+    steps = np.linspace(*_SHARING, 13) if beside.sum() > 0 else np.array([sum(_SHARING) / 2])
+    lines = [_line(sizes, alone + beside / factor) for factor in steps.tolist()]
+    least = min(error for error, _ in lines)
+    good = [k for k, (error, _) in enumerate(lines) if error <= least + _AS_GOOD]
     ends = np.array([0.0, float(sizes.max())])
-    seen = np.array([float(sizes.max())]) if beside.sum() > 0 else np.empty(0)
-    return CostTable(
-        ends, alpha + beta * ends, seen, np.full(len(seen), factor), error, f"{len(sizes)} operations of the run itself"
-    )
+    source = f"{len(sizes)} operations of the run itself"
+
+    def table(k: int) -> CostTable:
+        shared = steps[k : k + 1] if beside.sum() > 0 else np.empty(0)
+        error, (alpha, beta) = lines[k]
+        return CostTable(ends, alpha + beta * ends, ends[1 : 1 + len(shared)], shared, error, source, ring=ring)
+
+    return replace(table(good[len(good) // 2]), others=tuple(table(k) for k in {good[0], good[-1]}))
+
+
+def _line(sizes: NDArray[np.float64], work: NDArray[np.float64]) -> tuple[float, tuple[float, float]]:
+    """(median relative error, (ns, ns per byte)) of the line through operations, by least squares on relative errors."""
+    weight = 1 / np.maximum(work, 1.0)
+    design = np.stack([np.ones_like(sizes), sizes], axis=1) * weight[:, None]
+    (alpha, beta), *_ = np.linalg.lstsq(design, work * weight, rcond=None)
+    alpha, beta = max(float(alpha), 0.0), max(float(beta), 1e-9)
+    return float(np.median(np.abs((alpha + beta * sizes) / work - 1))), (alpha, beta)

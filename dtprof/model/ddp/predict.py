@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from dtprof import intervals
-from dtprof.model.cost import CostTable, from_spans
+from dtprof.model.cost import MOST_PER_OP_NS, CostTable, from_spans
 from dtprof.model.ddp.buckets import Caps, assign
 from dtprof.model.ddp.gloo import RankWork, StepTimes, simulate
 from dtprof.model.ddp.observe import Floats, RankStep, Seen
@@ -47,11 +47,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step under a change, ns: value, interval, and what it rests on. Errors and fractions are ratios."""
+    """A step under a change, ns: value, interval, and what it rests on. Errors and fractions are ratios.
+
+    ``cautious_ns``: the step where every collective costs the computing thread as much more as one was ever seen to.
+    """
 
     step_ns: float
     low_ns: float
     high_ns: float
+    cautious_ns: float
     base_ns: float
     replay_error: float
     buckets: int
@@ -153,7 +157,15 @@ class DdpModel:
         half = float(np.linalg.norm([_SIGMAS * noise, off, _MODEL_ERROR * value])) + self.replay_error * value
         middle = steps[int(np.argsort(gains)[len(gains) // 2])]
         times = self._step(self.works[middle], change)
-        return Prediction(value, value - half, value + half, self.seen.typical_ns, self.replay_error, len(times.begin), times)
+        cautious = self.seen.typical_ns + self._cautious._gain(change)
+        return Prediction(
+            value, value - half, value + half, cautious, self.seen.typical_ns, self.replay_error, len(times.begin), times
+        )
+
+    @cached_property
+    def _cautious(self) -> DdpModel:
+        seen = replace(self.seen, handover_ns=self.per_op + MOST_PER_OP_NS)
+        return DdpModel(seen, self.cost, (self.busy, self.extra), self.cpu_per_byte)
 
     @cached_property
     def _variants(self) -> list[DdpModel]:
@@ -179,7 +191,9 @@ def _like_the_others(works: Sequence[RankWork], place: int) -> list[RankWork]:
 def cost_of_run(seen: Seen) -> CostTable | None:
     """Costs from the collectives of the run alone; None where all have one size."""
     found = spans(seen)
-    return from_spans(*(np.array([getattr(t, f) for t in found]) for f in ("size", "alone", "beside")))
+    return from_spans(
+        *(np.array([getattr(t, f) for t in found]) for f in ("size", "alone", "beside")), ring=seen.n if seen.n > 1 else None
+    )
 
 
 @dataclass(frozen=True)
