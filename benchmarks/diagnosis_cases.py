@@ -15,6 +15,8 @@ from dtprof_sample_jobs.common.faults import CHECKPOINT_EVERY, KINDS, Fault, fau
 STEPS = ("--steps", "48", "--capture", "5:20")
 # memory is read twice a second, and growth is judged from 20 readings on
 LONGER = 400
+# sockets are read five times a second; where both ways look alike, it takes some 60 readings to tell them apart
+OFTEN = ("--steps", "96")
 SHORTER = ("--steps", "36", "--capture", "5:13")
 MEASURED = "measured"
 EXPERTS = 8
@@ -115,7 +117,7 @@ SETTINGS = {
     ),
     "fsdp_lab": Setting(
         "fsdp", 2, ("--async-gathers", "--forward-prefetch", "1"), HEAVY, lab="rate=1gbit", faults=(SLOW_LINK,),
-        true=SYNCHRONOUS,
+        true=SYNCHRONOUS, more={"slow_link": OFTEN},
     ),
     "pipeline": Setting(
         "pipeline", 2, (), STAGES, passes=8,

@@ -4,8 +4,9 @@ Both ends of a connection are in the run, each with its own address and its peer
 link is what its largest connection sent over the time in which that had something to send and its peer took it. Where every
 message is waited for, that time holds the round trips too, and acknowledgements that come back over a slow link make the way
 there look slow: only links of one job are compared, which carry alike messages, and one that is not much slower than the
-others needs a second witness. At some readings the network was the limit, not the sender: a link is slow whose rates then are
-lower than the others' are, or of which that is more often so than of the others (Fisher's exact test).
+others needs a second witness. At some readings bytes had not left the sender yet: that is so at more readings of a slow link
+than of the others (Fisher's exact test), for what waits there is data, and not acknowledgements. At some the network was the
+limit, not the sender: a link is slow whose rates then are lower than the others' are.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ _LEAST_BYTES = 8 << 20
 _SLOW, _SLOWER = 0.65, 0.8
 # rates at which the network was the limit from which on their median is taken, and its share of the others' that is slow
 _LEAST_LIMITED, _SLOW_LIMITED = 3, 0.6
-# the network limits a sender more often than the others: one-sided levels for a witness, and for what needs none as long as the
-# rate is below this share of the others'
+_LEAST_QUEUED = 3
+# bytes wait to leave more often than elsewhere: one-sided levels for a witness, and for what needs none as long as the rate is
+# below this share of the others'
 _WITNESS, _ALONE, _LOWER = 0.1, 0.005, 0.95
 
 
 @dataclass(frozen=True)
 class Link:
     """What ``source`` sent to ``target``: bytes per step, bytes per second of its largest connection, the rates of it at the
-    readings when the network was the limit, and how many ``readings`` there are."""
+    readings when the network was the limit, and at how many of the ``readings`` bytes were ``queued``."""
 
     source: int
     target: int
@@ -43,18 +45,19 @@ class Link:
     bytes_per_s: float
     limited: tuple[float, ...] = ()
     readings: int = 0
+    queued: int = 0
     host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class LinksResult:
-    """``links`` between hosts, the ``slow`` ones, the median rate of the others, and the highest of theirs at which the network
-    was the limit (None: it never was); ``abstained`` says why none was looked for."""
+    """``links`` between hosts, the ``slow`` ones, the median rate of the others, and the median of theirs at the
+    readings when the network was the limit (None: there are too few); ``abstained`` says why none was looked for."""
 
     links: tuple[Link, ...]
     slow: tuple[Link, ...]
     usual_bytes_per_s: float
-    fastest_bytes_per_s: float | None
+    limited_bytes_per_s: float | None
     abstained: str
 
 
@@ -67,9 +70,10 @@ def analyse(study: Lens) -> LinksResult:
     slow = _slow(alike)
     others = [x for x in alike if x not in slow]
     rates = [x.bytes_per_s for x in others or alike]
-    fastest = max((rate for x in others for rate in x.limited), default=None)
+    limited = [rate for x in others for rate in x.limited]
+    most = float(np.median(limited)) if len(limited) >= _LEAST_LIMITED else None
     found = sorted(slow, key=lambda x: x.bytes_per_s) if others else []
-    return LinksResult(links, tuple(found), float(np.median(rates)), fastest, "")
+    return LinksResult(links, tuple(found), float(np.median(rates)), most, "")
 
 
 def _slow(alike: list[Link]) -> list[Link]:
@@ -90,15 +94,13 @@ def _lower(one: Link, others: list[Link]) -> bool:
 
 
 def _more_often(mine: list[Link], others: list[Link], level: float) -> bool:
-    """Is the network the limit of these more often than of the others?"""
-    (hits, of), (usual, all_of) = (
-        (sum(len(x.limited) for x in some), sum(x.readings for x in some)) for some in (mine, others)
-    )
-    return hits >= _LEAST_LIMITED and _fisher(hits, of, usual, all_of) < level
+    """Do bytes wait to leave over these more often than over the others?"""
+    (hits, of), (usual, all_of) = ((sum(x.queued for x in some), sum(x.readings for x in some)) for some in (mine, others))
+    return hits >= _LEAST_QUEUED and _fisher(hits, of, usual, all_of) < level
 
 
 def _held_up(host: str, alike: list[Link]) -> list[Link]:
-    """All links of a sending host, if the network limits it more often than the others and it is slower."""
+    """All links of a sending host, if bytes wait there more often than elsewhere and they are slower."""
     mine, others = [x for x in alike if x.host == host], [x for x in alike if x.host != host]
     if not others or not _more_often(mine, others, _ALONE):
         return []
@@ -138,8 +140,9 @@ def _links(run: Run) -> list[Link]:
             sent = sum(c["sent"] for c in over)
             if steps and sending_us > 0 and sent >= _LEAST_BYTES and part.rank is not None:
                 rates = tuple(map(float, largest.get("limited", ())))
-                of, host = largest.get("readings", 0), _address(largest["local"])
-                found.append(Link(part.rank, target, sent / steps, 1e6 * largest["sent"] / sending_us, rates, of, host))
+                of, queued, host = largest.get("readings", 0), largest.get("queued", 0), _address(largest["local"])
+                rate = 1e6 * largest["sent"] / sending_us
+                found.append(Link(part.rank, target, sent / steps, rate, rates, of, queued, host))
     return found
 
 

@@ -61,7 +61,7 @@ class SlowLink:
             apply=remedy,
             verify="measure again: the rates of the links should be alike, and exposed communication shorter",
             share=cost / whole,
-            bound=result.fastest_bytes_per_s is None,
+            bound=result.limited_bytes_per_s is None,
         )
 
 
@@ -72,11 +72,12 @@ def _saved(accounting: AccountingResult, result: LinksResult) -> tuple[float, st
     exposed = max(moving, default=0.0) + (float(np.mean(list(either))) if either else 0.0)
     exposed = min(exposed, whole)
     known = f"{time(exposed)} per step move data, of this or along with it, while nothing computes"
-    if result.fastest_bytes_per_s is None:
-        return exposed, f"{known}; how fast the others can be is not known, as the network never was their limit."
-    fastest = max(result.fastest_bytes_per_s, result.usual_bytes_per_s)
+    if result.limited_bytes_per_s is None:
+        return exposed, f"{known}; how fast the others can be is not known, as the network hardly ever was their limit."
+    fastest = max(result.limited_bytes_per_s, result.usual_bytes_per_s)
     left = min(result.slow[0].bytes_per_s / fastest, 1.0)
-    return exposed * (1 - left), f"{known}; {percent(left)} of it is left at {_rate(fastest)}, the fastest of the others."
+    at = f"{_rate(fastest)}, the others' when the network is their limit"
+    return exposed * (1 - left), f"{known}; {percent(left)} of it is left at {at}."
 
 
 def _told(link: Link) -> str:

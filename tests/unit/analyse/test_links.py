@@ -25,10 +25,12 @@ def job(
     hosts=None,
     late=0,
     limited=None,
+    queued=None,
 ):
     """Ranks that all send to each other at ``rates.get((source, target))``, and reduce for 20 ms of every 50.
 
-    ``limited``: (source, target) -> bytes per microsecond of those of 20 readings at which the network was the limit.
+    ``limited``: (source, target) -> bytes per microsecond of those of 20 readings at which the network was the limit;
+    ``queued``: (source, target) -> at how many of them bytes had not left.
 
     In every step another rank comes ``late`` us after the others.
     """
@@ -38,7 +40,8 @@ def job(
             {
                 "local": f"{address(rank)}:{100 * rank + to}", "peer": f"{address(to)}:{100 * to + rank}", "sent": sent,
                 "busy_us": round(sent / rates.get((rank, to), USUAL)) + unread, "unread_us": unread,
-                "readings": 20, "limited": [1e6 * x for x in (limited or {}).get((rank, to), ())],
+                "readings": 20, "queued": (queued or {}).get((rank, to), 0),
+                "limited": [1e6 * x for x in (limited or {}).get((rank, to), ())],
             }
             for to in range(ranks) if to != rank
         ]  # fmt: skip
@@ -63,7 +66,7 @@ def told(run):
 
 
 def test_who_sends_slowly_is_named_with_what_it_costs():
-    others = {(0, 1): [USUAL]}
+    others = {(0, 1): [USUAL / 9, USUAL, 40 * USUAL]}  # single rates tell nothing
     (found,) = told(job({(1, 0): SLOW, (1, 2): SLOW}, limited=others))
     assert found.ranks == (1,) and not found.bound
     # of the 20 ms that are exposed a fifth is left at 125 instead of 25 bytes per us
@@ -100,8 +103,9 @@ def test_nothing_is_said_where_no_link_differs_or_none_can_be_compared(run):
     assert told(run) == []
 
 
-def test_where_the_network_was_never_the_others_limit_the_price_is_a_bound():
-    (found,) = told(job({(1, 0): SLOW, (1, 2): SLOW}))
+@pytest.mark.parametrize("limited", [None, {(0, 1): [USUAL] * 2}])
+def test_where_the_network_was_hardly_ever_the_others_limit_the_price_is_a_bound(limited):
+    (found,) = told(job({(1, 0): SLOW, (1, 2): SLOW}, limited=limited))
     assert found.bound and found.seconds_per_step == pytest.approx(0.020, rel=0.01)
     # 0.5 MB take 10 ms at 50 bytes per us, which is less than is exposed
     (less,) = told(job({(1, 0): 50, (1, 2): 50}))
@@ -112,27 +116,28 @@ ACKNOWLEDGED_LATE = {(1, 0): 0.7 * USUAL}
 
 
 @pytest.mark.parametrize(
-    ("limited", "slow"),
+    ("limited", "queued", "slow"),
     [
-        ({}, False),
-        ({(0, 1): [USUAL] * 4, (1, 0): [SLOW] * 4}, True),
-        ({(0, 1): [USUAL] * 4, (1, 0): [USUAL] * 4}, False),
-        ({(0, 1): [], (1, 0): [SLOW] * 6}, True),
-        ({(0, 1): [USUAL] * 6, (1, 0): [USUAL] * 8}, False),
+        ({}, {}, False),
+        ({(0, 1): [USUAL] * 4, (1, 0): [SLOW] * 4}, {}, True),
+        ({(0, 1): [USUAL] * 4, (1, 0): [USUAL] * 4}, {}, False),
+        ({}, {(1, 0): 6}, True),
+        ({}, {(0, 1): 6, (1, 0): 8}, False),
+        ({}, {(0, 1): 6}, False),
     ],
-    ids=["no witness", "it has the lower rate", "both have one rate", "only it is held up", "both are held up"],
+    ids=["no witness", "lower rate", "both have one rate", "bytes wait there", "bytes wait on both", "bytes wait elsewhere"],
 )
-def test_a_link_that_is_not_much_slower_needs_a_witness(limited, slow):
-    found = told(job(ACKNOWLEDGED_LATE, limited=limited, ranks=2))
+def test_a_link_that_is_not_much_slower_needs_a_witness(limited, queued, slow):
+    found = told(job(ACKNOWLEDGED_LATE, limited=limited, queued=queued, ranks=2))
     assert [f.ranks for f in found] == ([(1,)] if slow else [])
 
 
 @pytest.mark.parametrize(("often", "slow"), [(5, True), (1, False)])
-def test_a_host_that_the_network_holds_up_where_all_links_look_slow(often, slow):
+def test_a_host_where_bytes_wait_and_all_links_look_slow(often, slow):
     apart = {(source, to): SLOW for source in range(4) for to in range(4)}
     late = {key: 0.9 * SLOW if key[0] > 1 else SLOW for key in apart}
-    limited = {key: [SLOW] * often for key in apart if key[0] > 1 and key[1] < 2}
-    found = told(job(late, ranks=4, limited=limited, address=lambda rank: f"10.0.0.{rank // 2}"))
+    queued = {key: often for key in apart if key[0] > 1 and key[1] < 2}
+    found = told(job(late, ranks=4, queued=queued, address=lambda rank: f"10.0.0.{rank // 2}"))
     assert [f.ranks for f in found] == ([(2, 3)] if slow else [])
 
 

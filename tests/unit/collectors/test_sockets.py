@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import socket
 import sys
 import threading
@@ -10,7 +9,8 @@ import threading
 import pytest
 
 from dtprof.protocols import Context
-from dtprof_collectors.sockets import LEAST_BYTES, SocketsCollector, connections, open_sockets
+from dtprof_collectors import sockets
+from dtprof_collectors.sockets import LEAST_BYTES, Connection, Kernel, SocketsCollector, connections, open_sockets
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's counters")
 
@@ -41,7 +41,12 @@ def named(end):
 
 
 def read():
-    return list(connections(ctypes.CDLL(None, use_errno=True), open_sockets()))
+    """Every connection of this process, read once."""
+    kernel = Kernel()
+    found = list(connections(kernel, open_sockets()))
+    for one in found:
+        one.see(kernel.counters(one.descriptor))
+    return found
 
 
 def context(folder):
@@ -70,21 +75,53 @@ def test_a_socket_keeps_its_mode_whatever_the_default_is(pair, monkeypatch):
     assert client.getblocking()
 
 
-def test_the_collector_keeps_the_last_reading_when_connections_are_gone(pair, tmp_path, monkeypatch):
-    client, other = pair
+@pytest.fixture
+def collecting(tmp_path, monkeypatch):
+    """A collector and its context; it is started, its next look is due, and its thread reads as fast as it can."""
+    monkeypatch.setattr(sockets, "INTERVAL_S", 0.001)
     made, where = SocketsCollector(), context(tmp_path)
-    monkeypatch.setenv("GROUP_RANK", "3")
     made.start(where)
-    made.on_step(0)
-    assert "connections" not in where.status.facts  # too early for a reading
-    made._next = 0.0
-    made.on_step(1)
-    told = where.status.facts["connections"]
-    assert [c["readings"] for c in told if c["local"] == named(client.getsockname())] == [1]
+    made._look = 0.0
+    yield made, where
+    made.stop()
+
+
+def until(true, made):
+    """Steps, until something is true of the collector's thread."""
+    for step in range(10_000):
+        made.on_step(step)
+        if true():
+            return
+        made._ended.wait(0.001)
+    pytest.fail("the thread has read nothing")
+
+
+def of(where, end):
+    """What is told of the connection with this end here."""
+    return [c for c in where.status.facts.get("connections", ()) if c["local"] == named(end.getsockname())]
+
+
+def test_the_collector_keeps_the_last_reading_when_connections_are_gone(pair, collecting):
+    client, other = pair
+    made, where = collecting
+    until(lambda: of(where, client), made)
+    (told,) = of(where, client)
+    assert told["readings"] >= 1 and told["sent"] == pytest.approx(2 * LEAST_BYTES, abs=1)
+    name = told["local"]
     client.close()
     other.close()
     made.stop()
-    assert where.status.facts["connections"] == told
+    assert [c["sent"] for c in where.status.facts["connections"] if c["local"] == name] == [told["sent"]]
+
+
+def test_nothing_is_read_before_the_first_look_and_all_at_the_end(pair, tmp_path, monkeypatch):
+    monkeypatch.setenv("GROUP_RANK", "3")
+    made, where = SocketsCollector(), context(tmp_path)
+    made.start(where)
+    made.on_step(0)
+    assert made._thread is None and "connections" not in where.status.facts
+    made.stop()
+    assert [c["readings"] for c in of(where, pair[0])] == [1]
     assert where.status.facts["node"] == "3"
 
 
@@ -92,36 +129,66 @@ def test_where_there_are_no_counters_it_is_idle(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     made, where = SocketsCollector(), context(tmp_path)
     made.start(where)
+    made.on_step(0)
     made.stop()
     assert where.status.idle
     assert where.status.facts == {}
 
 
-def test_readings_are_counted_and_a_descriptor_that_is_gone_does_no_harm(pair, tmp_path):
+def test_bytes_that_wait_to_leave_are_seen_while_they_do(pair, collecting):
+    """The other end reads nothing, so that its room and what may be on its way are full soon."""
     client, _ = pair
-    made, where = SocketsCollector(), context(tmp_path)
-    made.start(where)
-    for step in range(3):
-        made._next = 0.0
-        made.on_step(step)
-    mine = next(c for c in where.status.facts["connections"] if c["local"] == named(client.getsockname()))
-    assert mine["readings"] == 3 and len(mine["limited"]) <= 3
-    client.close()
-    made._next = 0.0
-    made.on_step(3)
-    assert mine in where.status.facts["connections"]
+    client.setblocking(False)
+    for _ in range(100):
+        try:
+            client.send(bytes(1 << 20))
+        except BlockingIOError:
+            break
+    made, where = collecting
+    until(lambda: any(c["queued"] >= 3 for c in of(where, client)), made)
+    (told,) = of(where, client)
+    assert 3 <= told["queued"] <= told["readings"]
 
 
-def test_connections_that_are_gone_are_forgotten(pair, tmp_path):
+def test_bytes_that_have_left_do_not_wait(pair, collecting):
+    client, _ = pair
+    made, where = collecting
+    until(lambda: any(c["readings"] >= 5 for c in of(where, client)), made)
+    assert of(where, client)[0]["queued"] == 0
+
+
+def test_another_connection_with_the_same_descriptor_changes_nothing():
+    one = Connection(7, ("10.0.0.1:1", "10.0.0.2:2"))
+    one.see((0, 5 << 20, 0, 10**8, 500, 20))
+    one.see((0, 1 << 20, 9, 10**6, 100, 0))
+    assert (one.sent, one.busy_us, one.readings, one.queued, list(one.limited)) == (5 << 20, 500, 1, 0, [10**8])
+    one.see((1, 6 << 20, 9, 10**6, 600, 20))
+    assert (one.sent, one.readings, one.queued, list(one.limited)) == (6 << 20, 2, 1, [10**8])  # limited by its sender
+
+
+def test_connections_that_are_gone_are_forgotten(pair, collecting):
     """A job that opens ever new ones must not make the collector grow."""
     client, other = pair
-    made, where = SocketsCollector(), context(tmp_path)
-    made.start(where)
-    made._next = 0.0
+    made, _ = collecting
     made.on_step(0)
     mine = named(client.getsockname())
-    assert mine in {ends[0] for ends in made._seen}
+    assert mine in {one.ends[0] for one in made._open}
     client.close()
     other.close()
+    made._look = 0.0
+    made.on_step(1)
+    assert mine not in {one.ends[0] for one in made._open}
+
+
+def test_the_thread_ends_with_the_collector_and_its_failure_reaches_the_session(pair, collecting, monkeypatch):
+    made, _ = collecting
+    made.on_step(0)
+    thread = made._thread
+    assert thread.daemon
+    monkeypatch.setattr(Connection, "see", lambda self, counters: 1 // 0)
+    thread.join(10)
+    with pytest.raises(ZeroDivisionError):
+        made.on_step(1)
+    monkeypatch.undo()
     made.stop()
-    assert mine not in {ends[0] for ends in made._seen}
+    assert not thread.is_alive()
