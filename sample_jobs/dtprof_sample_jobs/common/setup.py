@@ -155,7 +155,7 @@ def train(
     have data of their own (all); ``around`` is entered around the loop (Join); ``first`` is the step to begin with, and
     ``saves(k)`` says which steps write a checkpoint.
     """
-    losses: list[Tensor] = []
+    losses: list[Tensor | float] = []
     mesh = mesh or Mesh({"dp": me.size})
     count, sequences = args.steps if steps is None else steps, sequences or args.batch
     session = dtprof.profile(
@@ -175,9 +175,10 @@ def train(
             if faults is not None:
                 faults.end_of_step(k, me.device)
             offload.record()
-            if loss is not None:
-                losses.append(loss.detach())
             on_host = loss is not None and loss.device.type == "cpu"
+            if loss is not None:
+                # a tensor that is kept in every step would split the host's free memory, which then grows
+                losses.append(loss.item() if on_host else loss.detach())
             saved = saves(k) if saves is not None else getattr(args, "save", None) and k == count - 1
             dtprof.step(
                 loss=loss if on_host else None,
@@ -194,7 +195,7 @@ def train(
     if me.rank == 0 and count:
         text = f"{name}: {count - first} steps on {me.size} ranks"
         if losses:
-            text += f", loss {losses[0].item():.4f} to {losses[-1].item():.4f}"
+            text += f", loss {float(losses[0]):.4f} to {float(losses[-1]):.4f}"
         if count > first + 1:
             tokens = sequences * args.seq * (data_ranks or me.size)
             text += ", " + _speed(args, me, tokens * (count - first - 1) / seconds)
@@ -216,6 +217,6 @@ def _speed(args: argparse.Namespace, me: World, tokens_per_s: float) -> str:
     return f"{tokens_per_s:,.0f} tokens/s, MFU {'not known' if used is None else f'{used:.1%}'}"
 
 
-def write_losses(path: str, rank: int, losses: Sequence[Tensor]) -> None:
+def write_losses(path: str, rank: int, losses: Sequence[Tensor | float]) -> None:
     """Write losses as hexadecimal floats: equal text is equal bits."""
-    Path(f"{path}.rank{rank}").write_text(json.dumps([float(loss.item()).hex() for loss in losses]))
+    Path(f"{path}.rank{rank}").write_text(json.dumps([float(loss).hex() for loss in losses]))
