@@ -18,6 +18,9 @@ WORKERS = 2
 _EPSILON = 1e-3
 # what sends less converts a bucket and then divides it, each a pass over it (default_hooks.py, _compress_hook)
 _COMPRESS = 2.0
+# ns per byte of a pass over a whole bucket that converts or divides it, at most: copies of single gradients, in and out, may
+# cost more. Alone such a pass took .05 to .13 (AVX-512); what runs of two ranks on two cores lost fits .25
+_CONVERT = 0.25
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class RankWork:
     copy: float
     per_op: float
     tail: float
+
+    @property
+    def convert(self) -> float:
+        """ns per byte of one pass over a bucket that converts or divides it."""
+        return min(self.copy, _CONVERT)
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ def simulate(
 
     A collective begins when all ranks have handed it over and a worker is free, in the order of the buckets. With ``view``
     gradients lie in the buckets, and nothing is copied. Where less than all travels (``wire`` below 1) a bucket is converted
-    and divided before, by the thread that hands it over, and converted back after, each at the price of a copy. ``busy``: how
+    and divided before, by the thread that hands it over, and converted back after, each at ``RankWork.convert``. ``busy``: how
     many times longer a transfer takes while a rank still computes; ``extra``: ns that each then takes beside what the cost
     says, before it moves anything, so that another one may move meanwhile; ``drag``: by how much of itself computing takes
     longer while something moves.
@@ -77,7 +85,7 @@ def simulate(
     need = np.array([needs(rank, sizes, buckets, view, wire < 1) for rank in ranks])
     total = np.array([float(rank.ready.max()) for rank in ranks])
     total = np.maximum(total, need.max(axis=1))
-    back = max(rank.copy for rank in ranks) if wire < 1 else 0.0
+    back = max(rank.convert for rank in ranks) if wire < 1 else 0.0
     after = [b * back for b in held]
     run = _Running(need, total, [b * wire for b in held], cost, after, busy, extra, drag)
     begin, end, launched, computed = run.through()
@@ -105,7 +113,7 @@ def needs(rank: RankWork, sizes: Sequence[int], buckets: Sequence[Sequence[int]]
     extra = 0.0
     for bucket in buckets:
         last = max(bucket, key=lambda i: rank.ready[i])
-        extra += rank.per_op + (_COMPRESS * rank.copy * sum(sizes[i] for i in bucket) if convert else 0)
+        extra += rank.per_op + (_COMPRESS * rank.convert * sum(sizes[i] for i in bucket) if convert else 0)
         at = float(rank.ready[last]) + (0 if view else rank.copy * sizes[last]) + extra
         out.append(max(at, out[-1]) if out else at)
     return out

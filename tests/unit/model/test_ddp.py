@@ -82,10 +82,14 @@ class TestGloo:
         assert found.computed.tolist() == [9 * MS]
 
     def test_half_the_bytes_are_half_the_bandwidth_a_division_and_two_conversions(self):
-        copy = 1 * MS / MIB
+        copy = 0.1 * MS / MIB
         found = simulate([work(0, copy=copy)], [MIB], [[0]], line(alpha=0), wire=0.5)
-        assert found.begin[0] == pytest.approx(3 * MS)
-        assert found.end[0] == pytest.approx(9 * MS)
+        assert found.begin[0] == pytest.approx(0.3 * MS)
+        assert found.end[0] == pytest.approx(5.4 * MS)
+
+    def test_a_conversion_passes_over_a_whole_bucket_and_costs_less_than_copies_of_gradients_may(self):
+        found = simulate([work(0, copy=1 * MS / MIB)], [MIB], [[0]], line(alpha=0), wire=0.5)
+        assert found.begin[0] == pytest.approx(1 * MS + 2 * 0.25 * MIB)
 
     def test_what_moves_is_slower_while_a_rank_computes(self):
         found = simulate([work(0, 12)], [MIB, 1], [[0], [1]], line(alpha=0), busy=2.0)
