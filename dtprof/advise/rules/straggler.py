@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -64,7 +64,8 @@ class HostRank(ComputeRank):
 
 def _finding(rule: str, study: Lens, s: Straggler, steps: int) -> Finding:
     accounting: AccountingResult = study.result("accounting")
-    whole = step_ns(accounting)
+    waiting: WaitingResult = study.result("waiting")
+    whole, cost = step_ns(accounting), cost_of(s, waiting.by_victim)
     phase = _PHASE_WORDS.get(s.phase or "", s.phase or "")
     where, most = (phase, "") if s.measured_in_phase else ("step", f", most of it in the {phase}" if phase else "")
     cause, reason = _cause(s)
@@ -74,19 +75,32 @@ def _finding(rule: str, study: Lens, s: Straggler, steps: int) -> Finding:
     does = f"computes its {where}" if rule == ComputeRank.id else f"takes for its {where}"
     return Finding(
         rule=rule,
-        severity=severity_of(s.excess.cost / whole),
+        severity=severity_of(cost / whole),
         title=f"Rank {s.rank} needs {time(s.excess.centre)} longer for its {where} than {peers}{most}",
         ranks=(s.rank,),
         steps=s.steps,
-        seconds_per_step=s.excess.cost / 1e9,
+        seconds_per_step=cost / 1e9,
         evidence=tuple(_evidence(study, s, where, peers, steps, reason)),
         why=f"rank {s.rank} {does} {longer}; {cause}",
         next=_look(s, rule),
         apply=_look(s, rule),
         verify=f"measure the same command again after the repair: rank {s.rank}'s {where} without communication "
-        f"should become about {time(s.excess.cost)} shorter",
-        share=s.excess.cost / whole,
+        f"should become about {time(cost)} shorter",
+        share=cost / whole,
     )
+
+
+def cost_of(s: Straggler, waited: Mapping[int, float]) -> int:
+    """What the others lose by a straggler, ns per step; ``waited``: rank -> exposed waiting per step.
+
+    Computing less, with fewer tokens say, does not make up for a host that is late where ranks meet in between: then the others
+    wait for all of its lateness, and it waits for them elsewhere.
+    """
+    if s.main_key not in HostRank.keys:
+        return s.excess.cost
+    less = max(-s.by_key["compute_ns"], 0)
+    others = [ns for rank, ns in waited.items() if rank != s.rank]
+    return max(s.excess.cost, round(min(s.excess.cost + less, s.by_key[s.main_key], *others)))
 
 
 def _evidence(study: Lens, s: Straggler, where: str, peers: str, steps: int, reason: str) -> Iterator[Evidence]:
@@ -110,8 +124,11 @@ def _evidence(study: Lens, s: Straggler, where: str, peers: str, steps: int, rea
     yield Evidence(reason)
     victims = {r: w for r, w in waiting.by_victim.items() if r != s.rank and w > 0}
     if victims:
-        told = ", ".join(f"rank {r} {time(w)}" for r, w in sorted(victims.items(), key=lambda i: -i[1])[:4])
+        told = ", ".join(f"rank {r}: {time(w)}" for r, w in sorted(victims.items(), key=lambda i: -i[1])[:4])
         yield Evidence(f"Waiting per step meanwhile: {told}; rank {s.rank} itself {time(waiting.by_victim.get(s.rank, 0))}.")
+    cost = cost_of(s, waiting.by_victim)
+    if cost > 1.05 * s.excess.cost:
+        yield Evidence(f"That it computes less saves the others nothing where they wait for it: they lose {time(cost)}.")
 
 
 def _signed(ns: int) -> str:

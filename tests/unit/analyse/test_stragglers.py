@@ -165,3 +165,36 @@ def test_an_attempt_that_captured_nothing_does_not_forbid_the_comparison(tmp_pat
         lens.run.manifest.parts.append(Part(ordinal=2 + rank, rank=rank, world_size=2, attempt=1))
     (straggler,) = lens.result("stragglers").found
     assert straggler.rank == 1
+
+
+def late_host(meeting):
+    """Rank 1 computes 4 of 10 ms less, then its host does nothing for 20 ms; the ranks meet in between, or only at the end."""
+    builders = []
+    for rank in range(2):
+        p = PartBuilder(rank, rank, world_size=2)
+        training, other = p.thread(), p.thread("gloo", 2, "pt_gloo_runner")
+        group, number = p.group("0", (0, 1), backend="gloo"), 0
+        for step in range(8):
+            base = 100_000 * step
+            worked = base + (6_000 if rank else 10_000)
+            p.span(training, "cpu_op", "work", base, worked, step=step)
+            met = base + 10_500 if meeting else worked
+            last = met + (30_000 if rank else 10_000)
+            p.span(training, "cpu_op", "work", last - 10_000, last, step=step)
+            end = (base + 10_500 + 30_500) if meeting else base + 36_500
+            for begin, until in ((worked, met), (last, end)):
+                if until > begin:
+                    event = p.span(other, "comm", "gloo:all_reduce", begin, until, step=step)
+                    p.comm(event, "all_reduce", group, number, 1 << 20)
+                    number += 1
+            p.step(step, base, end)
+        builders.append(p)
+    return study_of(matched(shape(builders, {}, kind="dtprof", world_size=2)))
+
+
+@pytest.mark.parametrize(("meeting", "cost_ms"), [(True, 20), (False, 16)], ids=["in between", "at the end only"])
+def test_computing_less_makes_up_for_a_late_host_only_where_nobody_waits_in_between(meeting, cost_ms):
+    (finding,) = [f for f in findings(late_host(meeting)) if f.rule == "straggler.host_rank"]
+    assert finding.ranks == (1,)
+    assert "16" in finding.title
+    assert finding.seconds_per_step == pytest.approx(cost_ms / 1e3, rel=0.01)
