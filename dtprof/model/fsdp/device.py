@@ -26,7 +26,7 @@ from dtprof.model.fsdp.observe import (
     with_keeps,
 )
 from dtprof.model.fsdp.program import Item, Op, Program, Unit
-from dtprof.model.typical import typical_step
+from dtprof.model.typical import typical_error, typical_step
 from dtprof.run import Part, Run
 
 # one communicator moves one operation at a time, in order
@@ -67,11 +67,11 @@ def observe_device(run: Run, depth: int | None = None) -> SeenFsdp | str:
                 freed.update(item.gathers)
     if not steps:
         return "no captured step has the ranges of FSDP2 and device work on all ranks"
-    traced = float(np.median([max(s.ends) - min(s.begins) for s in steps.values()]))
-    typical, untraced = typical_step(run, parts, traced)
+    traced = [max(s.ends) - min(s.begins) for s in steps.values()]
+    typical, untraced = typical_step(run, parts, float(np.median(traced)))
     return SeenFsdp(
-        tuple(int(p.rank or 0) for p in parts), units, frozenset(freed), False, (1, 1), steps, typical, untraced, WORKERS,
-        lambda wanted: observe_device(run, wanted),
+        tuple(int(p.rank or 0) for p in parts), units, frozenset(freed), False, (1, 1), steps, typical, untraced,
+        typical_error(run, parts, traced), WORKERS, lambda wanted: observe_device(run, wanted),
     )  # fmt: skip
 
 

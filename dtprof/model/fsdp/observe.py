@@ -11,7 +11,7 @@ import numpy as np
 from dtprof.model.fsdp.marks import Mark, Sent, marks_of
 from dtprof.model.fsdp.program import Item, Op, Program, Unit
 from dtprof.model.fsdp.running import WORKERS
-from dtprof.model.typical import typical_step
+from dtprof.model.typical import typical_error, typical_step
 from dtprof.run import Part, Run
 from dtprof.schema import POINT_TO_POINT
 
@@ -47,8 +47,8 @@ class FsdpStep:
 class SeenFsdp:
     """The FSDP2 steps of a run. ``units`` in the order of the forward pass; ``freed``: those that are freed after it;
     ``waits``: whoever asks for a gather waits for it, as on gloo unless asynchronous ones are asked for; ``ahead``: most units
-    asked for ahead in forward and in backward; ``workers``: operations in flight at a time. On a device ``at_depth`` gives the
-    same steps with so many units gathered ahead.
+    asked for ahead in forward and in backward; ``error_ns``: standard error of the typical step; ``workers``: operations in
+    flight at a time. On a device ``at_depth`` gives the same steps with so many units gathered ahead.
     """
 
     ranks: tuple[int, ...]
@@ -59,6 +59,7 @@ class SeenFsdp:
     steps: dict[int, FsdpStep]
     typical_ns: float
     untraced: int
+    error_ns: float
     workers: int = WORKERS
     at_depth: Callable[[int], SeenFsdp | str] | None = None
 
@@ -90,11 +91,11 @@ def observe(run: Run) -> SeenFsdp | str:
                 ahead[item.backward] = max(ahead[item.backward], len(item.gathers))
     if not steps:
         return "no captured step has the ranges of FSDP2 on all ranks"
-    traced = float(np.median([max(s.ends) for s in steps.values()]))
-    typical, untraced = typical_step(run, parts, traced)
+    traced = [max(s.ends) for s in steps.values()]
+    typical, untraced = typical_step(run, parts, float(np.median(traced)))
     return SeenFsdp(
         tuple(int(p.rank or 0) for p in parts), units, frozenset(freed), sum(stayed) > len(stayed) / 2, (ahead[0], ahead[1]),
-        steps, typical, untraced,
+        steps, typical, untraced, typical_error(run, parts, traced),
     )  # fmt: skip
 
 

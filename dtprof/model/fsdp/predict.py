@@ -12,6 +12,7 @@ from dtprof.model.fsdp.cost import Network, network_of
 from dtprof.model.fsdp.observe import SeenFsdp
 from dtprof.model.fsdp.program import Expanded, Op, Plan, Program, Unit, expand, groups_of, joined, wrapped
 from dtprof.model.fsdp.running import Moving, StepTimes, simulate
+from dtprof.model.typical import error_of_median
 
 # of the width of the interval: how sure one wants to be (95%, normal)
 _SIGMAS = 1.96
@@ -123,9 +124,9 @@ class FsdpModel:
         under = float(np.median(gains))
         gain = under * self.untraced
         value = self.seen.typical_ns + gain
-        noise = float(np.std(gains)) / len(gains) ** 0.5
+        noise = error_of_median(gains)
         off = max(abs(other.gain(change) - under) for other in self._variants) + abs(under - gain)
-        spread = float(np.linalg.norm([_SIGMAS * noise, off, _SIGMAS * self.scatter]))
+        spread = float(np.linalg.norm([_SIGMAS * noise, off, _SIGMAS * self.seen.error_ns]))
         half = spread + self.replay_error * value
         return Prediction(
             value, value - half, value + half, (_waiting(self.base), _waiting(runs)), (_peak(self.base), _peak(runs))
@@ -136,12 +137,6 @@ class FsdpModel:
         """The typical step over the traced ones, 1 at most: what the tracer adds, a change of the traced step holds as well."""
         traced = float(np.median([max(s.ends) for s in self.seen.steps.values()]))
         return min(self.seen.typical_ns / traced, 1.0)
-
-    @property
-    def scatter(self) -> float:
-        """Standard error of the mean captured step, ns."""
-        ends = [max(s.ends) for s in self.seen.steps.values()]
-        return float(np.std(ends) / np.sqrt(len(ends)))
 
     def gain(self, change: Change) -> float:
         """Median over the steps of the time that a change adds, ns."""

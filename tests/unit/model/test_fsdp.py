@@ -198,7 +198,7 @@ def measured(plan=None, cost=None, programs=None, count=5, freed=True, sizes=Non
     one = FsdpStep(tuple(programs), (0.0, 0.0), tuple(times.ends), ())
     seen = SeenFsdp(
         (0, 1), units_of(count, sizes=sizes), frozenset(range(count) if freed else ()), plan.waits,
-        (plan.forward, plan.backward), dict.fromkeys(range(3), one), times.length, 0,
+        (plan.forward, plan.backward), dict.fromkeys(range(3), one), times.length, 0, 0.0,
     )  # fmt: skip
     model = FsdpModel(seen, cost)
     return simulated_run(shell(), model, Change(prefetch=plan.forward), ()), model
