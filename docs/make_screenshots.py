@@ -44,8 +44,12 @@ def main() -> int:
                     tab.wait_for_selector("[data-test-script-state=notRunning]", timeout=60_000)
                     if page == "whatif":
                         tab.wait_for_selector(".dt h2:text-matches('What no model')", timeout=60_000)
-                        tab.wait_for_timeout(1000)
-                        tab.click(f"[data-testid=stSelectbox]:has-text('{EDIT[0]}') input")
+                        tab.wait_for_selector("[data-test-script-state=notRunning]", timeout=60_000)
+                        box = tab.locator(f"[data-testid=stSelectbox]:has-text('{EDIT[0]}') input")
+                        # what scrolls closes an open box
+                        box.scroll_into_view_if_needed()
+                        tab.wait_for_timeout(1500)
+                        box.click()
                         tab.click(f"[role=option]:has-text('{EDIT[1]}')")
                         tab.wait_for_selector(".dt h2:text-matches('Predicted beside|Withheld')", timeout=60_000)
                         tab.wait_for_selector("[data-test-script-state=notRunning]", timeout=60_000)

@@ -89,7 +89,8 @@ def command(address: str, port: int) -> list[str]:
     for dark, name in enumerate(("light", "dark")):
         options |= {f"theme.{name}.{key}": colours[dark] for key, colours in _THEME.items()}
     app = Path(__file__).parent / "serve" / "dtprof_site.py"
-    return [sys.executable, "-m", "streamlit", "run", str(app), *(f"--{key}={value}" for key, value in options.items())]
+    # a module of the folder in which the verb is typed takes the place of none
+    return [sys.executable, "-P", "-m", "streamlit", "run", str(app), *(f"--{key}={value}" for key, value in options.items())]
 
 
 def environment(root: Path) -> dict[str, str]:

@@ -48,7 +48,7 @@ def sentences(facts: ParallelFacts | None) -> Iterator[tuple[str, str]]:
         most = f"the hottest, {hot.hot} in {hot.name}, has {digits(hot.ratio)} times the mean"
         yield "EXPERTS", f"{size}: {most}; per step all-to-alls move {time(moved)}, and {time(lost)} is waited for busy ranks"
     if facts.server.workers:
-        stale = ", ".join(f"rank {w.rank} {digits(w.updates)}" for w in facts.server.workers[:8])
+        stale = ", ".join(f"rank {w.rank}: {digits(w.updates)}" for w in facts.server.workers[:8])
         yield "WORKERS", f"gradients are so many updates late when they are applied: {stale}"
 
 

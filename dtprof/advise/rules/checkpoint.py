@@ -47,7 +47,7 @@ class SavingThread:
             return
         ranks = tuple(sorted(r for r, found in after.items() if found.excess_ns >= _NAMED_SHARE * worst.excess_ns))
         cost = worst.excess_ns / worst.interval
-        others = [f"rank {r} {time(max(found.excess_ns, 0.0))}" for r, found in sorted(after.items()) if r not in ranks]
+        others = [f"rank {r}: {time(max(found.excess_ns, 0.0))}" for r, found in sorted(after.items()) if r not in ranks]
         who = named("rank", ranks)
         waiting = f"; the others wait for {'it' if len(ranks) == 1 else 'them'}" if others else ""
         yield Finding(

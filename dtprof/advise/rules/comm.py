@@ -36,6 +36,7 @@ _REMEDIES = {
     "cp": "send the next keys and values before attending to those at hand, or use fewer ranks per sequence",
     "pp": "send while computing goes on (isend), and fewer, larger messages",
 }
+_OVERLAP = "overlap it with computing: bucket size and order under DDP, prefetch under FSDP; or reduce the bytes"
 
 
 class Waiting:
@@ -76,7 +77,7 @@ class Waiting:
         for operation in operations.values():
             for part, event in operation.events.items():
                 rows[part].append(event)
-        shares = ", ".join(f"rank {r} {percent(w / left)}" for r, w in list(culprits.items())[:4])
+        shares = ", ".join(f"rank {r}: {percent(w / left)}" for r, w in list(culprits.items())[:4])
         who = named("rank", blamed)
         cost = _of_the_others(study, sum(culprits[r] for r in blamed), blamed) if blamed else left
         if blamed:
@@ -102,7 +103,7 @@ class Waiting:
             seconds_per_step=cost / 1e9,
             evidence=(
                 Evidence(f"Of the waiting, by the rank that arrives last: {shares}.", {p: tuple(r) for p, r in rows.items()}),
-                Evidence("Waiting per step: " + ", ".join(f"rank {r} {time(w)}" for r, w in worst) + "."),
+                Evidence("Waiting per step: " + ", ".join(f"rank {r}: {time(w)}" for r, w in worst) + "."),
                 Evidence(_transfer(study.result("comm"))),
             ),
             why=why,
@@ -184,7 +185,9 @@ class Exposed:
         op = worst[0].op.replace("_", "-") if worst else "communication"
         missing = _missing_peers(study)
         why = f"{op} moves data while nothing computes: {time(cost)} per step exposed, {time(hidden)} hidden"
-        remedy = _REMEDIES.get(_axis(study, worst), _REMEDIES["dp"])
+        axis = _axis(study, worst)
+        remedy = _REMEDIES.get(axis, _REMEDIES["dp"])
+        apply = remedy if axis in _REMEDIES and axis != "dp" else _OVERLAP
         if bound:
             why = (
                 f"{time(cost)} per step, {time(hidden)} more hidden; moving data or waiting for a late rank "
@@ -195,7 +198,6 @@ class Exposed:
                 remedy = "look at the senders: what do they do before the operations that their receivers wait in?"
             elif present_all(study):
                 remedy = "measure again on a quieter machine: ends that differ hide who waited for whom"
-        apply = "overlap it with computing: bucket size and order under DDP, prefetch under FSDP; or reduce the bytes"
         if owns_backward(study.run):
             why, remedy, apply = f"{why}; {WHY}", REMEDY, REMEDY
         yield Finding(

@@ -39,7 +39,7 @@ class NoCore:
             return
         ranks = tuple(sorted(r for r, ns in lost.items() if ns >= _NAMED_SHARE * worst))
         cost = float(np.mean([lost[r] for r in ranks]))
-        listed = ", ".join(f"rank {r} {time(ns)}" for r, ns in sorted(lost.items(), key=lambda i: -i[1])[:8])
+        listed = ", ".join(f"rank {r}: {time(ns)}" for r, ns in sorted(lost.items(), key=lambda i: -i[1])[:8])
         yield Finding(
             rule=self.id,
             severity=severity_of(cost / whole),

@@ -40,7 +40,7 @@ class CheckpointStall:
             return
         ranks = tuple(s.rank for s in result.saves if s.usual_ns >= _NAMED_SHARE * worst.usual_ns)
         others = [s for s in result.saves if s.rank not in ranks]
-        listed = ", ".join(f"rank {s.rank} {time(s.usual_ns)}" for s in sorted(result.saves, key=lambda s: -s.usual_ns)[:8])
+        listed = ", ".join(f"rank {s.rank}: {time(s.usual_ns)}" for s in sorted(result.saves, key=lambda s: -s.usual_ns)[:8])
         alone = f", while {'it alone writes' if len(ranks) == 1 else 'they write'} and the others wait" if others else ""
         yield Finding(
             rule=self.id,
@@ -61,7 +61,7 @@ class CheckpointStall:
                     else f"Nothing marks the save: it is what those steps take longer than the usual {time(result.step_ns)}."
                 ),
             ),
-            why=f"{named('rank', ranks)} saves inside the step, {time(worst.usual_ns)} each time{alone}",
+            why=f"{named('rank', ranks)} {'saves' if len(ranks) == 1 else 'save'} inside the step, {time(worst.usual_ns)} each time{alone}",
             next="write beside the steps that follow: DCP's async_save copies the state and returns; or save less often "
             "(checkpoint.interval says how often, once a failure has been seen)",
             apply="torch.distributed.checkpoint.async_save(…, async_checkpointer_type=AsyncCheckpointerType.PROCESS); every "
@@ -143,11 +143,12 @@ class RestartCost:
         kept = max(r.steps for r in good.ranks)
         first = restart >= lost
         times = counted(good.restarts, "restart")
+        repeated = f"{time(lost)} for {counted(good.lost_steps, 'step')} that had to be repeated"
         yield Finding(
             rule=self.id,
             severity=severity_of(share),
             title=f"{times} cost {percent(share)} of the run: {time(restart)} to start again, "
-            f"{time(lost)} for {counted(good.lost_steps, 'step')} that had to be repeated",
+            f"{repeated if good.lost_steps else 'no step had to be repeated'}",
             ranks=_ended_abruptly(study.run),
             steps=(),
             seconds_per_step=(restart + lost) / max(kept, 1) / 1e9,

@@ -34,7 +34,7 @@ class GarbageCollection:
         most = max(gc.per_rank.values())
         ranks = tuple(rank for rank, ns in gc.per_rank.items() if ns >= _NAMED_SHARE * most)
         share = gc.joint_ns / gc.step_ns
-        listed = ", ".join(f"rank {r} {time(ns)}" for r, ns in sorted(gc.per_rank.items(), key=lambda i: -i[1])[:8])
+        listed = ", ".join(f"rank {r}: {time(ns)}" for r, ns in sorted(gc.per_rank.items(), key=lambda i: -i[1])[:8])
         apart = gc.joint_ns > 1.2 * most
         yield Finding(
             rule=self.id,

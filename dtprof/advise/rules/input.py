@@ -160,7 +160,7 @@ class Uneven:
         if not short or len(counts) != (run.world_size or len(counts)):
             return
         missing, whole = sum(most - counts[r] for r in short), most * len(counts)
-        listed = ", ".join(f"rank {r} {counts[r]} steps" for r in short[:8])
+        listed = ", ".join(f"rank {r}: {counts[r]} steps" for r in short[:8])
         yield Finding(
             rule=self.id,
             severity="medium" if missing >= _INPUT_SHARE * whole else "low",

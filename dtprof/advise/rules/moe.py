@@ -131,7 +131,7 @@ def _layers(layers: list[Layer]) -> Iterator[Evidence]:
     """The layers that lose most, three of them."""
     for x in sorted(layers, key=lambda x: (-x.lost_ns, -x.ratio))[:3]:
         tokens = ", ".join(f"{e}: {count(round(n))}" for e, n in list(x.tokens.items())[:16])
-        ranks = ", ".join(f"rank {r} {count(round(n))}" for r, n in list(x.by_rank.items())[:8])
+        ranks = ", ".join(f"rank {r}: {count(round(n))}" for r, n in list(x.by_rank.items())[:8])
         wire = "not known" if x.wire_bytes is None else f"{size(round(x.wire_bytes))} of a rank, without what it keeps"
         yield Evidence(
             f"{x.name}: tokens per step by expert {tokens}{'; by rank ' + ranks if ranks else ''}. Dispatch moves "

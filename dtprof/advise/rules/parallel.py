@@ -33,7 +33,7 @@ class UnbalancedSplit:
         if worst.excess_ns < _LEAST_SHARE * whole:
             return
         last = list(worst.compute_ns)[-1]
-        counts = ", ".join(f"rank {r} {time(ns)} and {worst.operators[r]:,.0f}" for r, ns in worst.compute_ns.items())
+        counts = ", ".join(f"rank {r}: {time(ns)} and {worst.operators[r]:,.0f}" for r, ns in worst.compute_ns.items())
         ring = f" Its neighbours wait {time(result.ring.wait_ns)} per step for messages." if result.ring else ""
         yield Finding(
             rule=self.id,

@@ -107,7 +107,7 @@ class Imbalance:
         lengths = ", ".join(
             f"rank {r.rank} ({named('stage', r.stages)}) {time(pipeline.per_microbatch(r))}" for r in pipeline.ranks
         )
-        waits = ", ".join(f"rank {r.rank} {time(r.waits('steady'))}" for r in others[:6])
+        waits = ", ".join(f"rank {r.rank}: {time(r.waits('steady'))}" for r in others[:6])
         even = predicted(study.run, [Edit("pipeline.balance", "even")])
         saving = even.saving() if even is not None and worth_it(even) else None
         return Finding(

@@ -67,7 +67,7 @@ class RotatingRanks:
         r, whole = result.rotating, _step_ns(study)
         if r is None or r.cost_ns < _LEAST_SHARE * whole:
             return
-        turns = ", ".join(f"rank {rank} {percent(share)}" for rank, share in sorted(r.turns.items(), key=lambda i: -i[1])[:6])
+        turns = ", ".join(f"rank {rank}: {percent(share)}" for rank, share in sorted(r.turns.items(), key=lambda i: -i[1])[:6])
         told = f"rank correlation {r.explained:.2f}" if r.cause == "tokens" else f"{percent(min(r.explained, 1.0))} of it"
         yield Finding(
             rule=self.id,

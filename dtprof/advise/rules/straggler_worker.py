@@ -26,9 +26,9 @@ class SlowWorker:
         whole = step_ns(accounting)
         others = [w for w in result.workers if w is not slow]
         stale = ", ".join(
-            f"rank {w.rank} {digits(w.updates)} updates ({digits(w.most_updates)} at most)" for w in result.workers
+            f"rank {w.rank}: {digits(w.updates)} updates ({digits(w.most_updates)} at most)" for w in result.workers
         )
-        waits = ", ".join(f"rank {w.rank} {time(w.waits_ns)}" for w in result.workers)
+        waits = ", ".join(f"rank {w.rank}: {time(w.waits_ns)}" for w in result.workers)
         waiting = sum(w.waits_ns for w in others) / len(others) - slow.waits_ns
         held = waiting > 0.5 * excess.centre
         how = (
@@ -46,7 +46,7 @@ class SlowWorker:
             evidence=(
                 Evidence(
                     "Forward and backward pass per step: "
-                    + ", ".join(f"rank {w.rank} {time(w.computes_ns)}" for w in result.workers)
+                    + ", ".join(f"rank {w.rank}: {time(w.computes_ns)}" for w in result.workers)
                     + ".",
                     {slow.part: slow.rows},
                 ),

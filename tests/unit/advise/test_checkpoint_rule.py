@@ -49,7 +49,7 @@ def test_the_rank_whose_thread_saves_is_named_with_its_time_per_save(tmp_path):
     assert "PROCESS" in found.apply
     assert "fewer, larger tensors" in found.apply
     assert "not recorded" in found.why
-    assert found.evidence[1].text.startswith("The same on the others: rank 1 ")
+    assert found.evidence[1].text.startswith("The same on the others: rank 1: ")
 
 
 def test_a_save_that_lasts_two_steps_costs_both(tmp_path):

@@ -40,7 +40,7 @@ def test_the_slow_worker_is_named_and_that_others_wait_for_it():
 def test_workers_that_go_on_make_its_gradients_stale():
     finding = rules(job([20, 20, 50], [1, 1, 1], updates=(2, 2, 6)))["straggler.slow_worker"]
     assert "go on" in finding.title
-    assert "rank 2 6.0" in " ".join(e.text for e in finding.evidence)
+    assert "rank 2: 6.0" in " ".join(e.text for e in finding.evidence)
 
 
 def test_equal_workers_are_healthy():

@@ -89,4 +89,4 @@ def test_a_rank_that_waits_alone_is_early_and_the_others_are_not_late_in_turn(tm
 
 def test_two_late_ranks_of_four_are_no_single_one(tmp_path):
     text = verdict(study(write(tmp_path, (0, 900, 900, 0))))
-    assert text.why.startswith("no single rank arrives last (rank 0 50%, rank 3 50%)")
+    assert text.why.startswith("no single rank arrives last (rank 0: 50%, rank 3: 50%)")

@@ -57,6 +57,7 @@ def test_without_streamlit_it_says_how_to_get_it(monkeypatch, tmp_path):
 def test_the_server_stays_on_loopback_and_sends_nothing(tmp_path):
     words = command("127.0.0.1", 8600)
     assert {"--server.address=127.0.0.1", "--browser.gatherUsageStats=false", "--server.headless=true"} <= set(words)
+    assert command("127.0.0.1", 8600)[1:4] == ["-P", "-m", "streamlit"]
     assert args().address == "127.0.0.1"
     assert environment(tmp_path)["DTPROF_DASHBOARD"] == str(tmp_path)
 
