@@ -223,7 +223,8 @@ def from_spans(
         error, (alpha, beta) = lines[k]
         return CostTable(ends, alpha + beta * ends, ends[1 : 1 + len(shared)], shared, error, source, ring=ring)
 
-    return replace(table(good[len(good) // 2]), others=tuple(table(k) for k in {good[0], good[-1]}))
+    middle = good[len(good) // 2]
+    return replace(table(middle), others=tuple(table(k) for k in {good[0], good[-1]} - {middle}))
 
 
 def _line(sizes: NDArray[np.float64], work: NDArray[np.float64]) -> tuple[float, tuple[float, float]]:

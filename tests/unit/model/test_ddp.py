@@ -125,6 +125,20 @@ class TestCost:
         assert found.alone(10 * MIB) == pytest.approx(truth.alone(10 * MIB), rel=0.02)
         assert found.slowdown(MIB) == pytest.approx(1.6, abs=0.06)
 
+    def test_a_slowdown_that_nothing_tells_is_kept_at_both_of_its_ends(self):
+        """Where two were never in flight it could be any; the costs themselves are known."""
+        sizes, none = np.array([4.0, 8, 16]) * MIB, np.zeros(3)
+        found = from_spans(sizes, 2 * MS + 8 * MS * sizes / MIB, none)
+        assert {v.slowdown(MIB) for v in found.variants() if len(v.shared)} == {1.4, 2.0}
+        assert [v.alone(8 * MIB) for v in found.variants() if len(v.shared)] == pytest.approx([66 * MS] * 2)
+
+    def test_slowdowns_that_explain_a_run_as_well_are_all_held(self):
+        """Half of each moved beside another one, whatever its size: time and slowdown cannot be told apart."""
+        sizes = np.array([4.0, 8, 16]) * MIB
+        found = from_spans(sizes, sizes / MIB * 4 * MS, sizes / MIB * 4 * MS)
+        assert sorted(v.slowdown(MIB) for v in found.others) == pytest.approx([1.4, 2.0])
+        assert 1.4 < found.slowdown(MIB) < 2.0
+
     def test_one_size_is_no_line(self):
         assert from_spans(np.full(9, 1.0), np.full(9, 5.0), np.zeros(9)) is None
 
@@ -217,6 +231,13 @@ class TestClosedLoop:
         assert np.max(found.computed) > max(w.ready.max() for w in works) + 3 * MS
         assert [w.ready for w in DdpModel(observe(run), COST).works[0]] == [pytest.approx(w.ready, abs=0.3 * MS) for w in works]
         assert truth(works, Caps.of(100)).computed.max() == pytest.approx(103 * MS + 0.3 * MS + 0.25 * MIB, abs=0.1 * MS)
+
+    def test_a_cautious_step_holds_what_every_collective_may_cost_more(self):
+        """Nothing moves for long, so that the computing thread is all there is: 16 buckets of 0.6 ms each."""
+        cost = line(alpha=0, per_mib=0, per_op=0.0)
+        run, _, _ = measured([work(*(20 + 5 * np.arange(1, 17)))] * 2, cost=cost)
+        found = DdpModel(observe(run), cost).predict(Change(caps=Caps.of(1)))
+        assert found.cautious_ns - found.step_ns == pytest.approx(16 * 0.6 * MS - 2 * 0.6 * MS, rel=0.1)
 
     def test_a_slow_rank_repaired_is_the_step_without_it(self, works):
         late = [works[0], RankWork(works[0].ready + 20 * MS, 0.25, 0.3 * MS, 8 * MS)]
