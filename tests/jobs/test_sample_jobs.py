@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -22,7 +23,7 @@ from dtprof_sample_jobs.common.mesh import Mesh  # noqa: E402
 from dtprof_sample_jobs.common.model import GPT  # noqa: E402
 from dtprof_sample_jobs.common.options import common_parser  # noqa: E402
 from dtprof_sample_jobs.common.recompute import recompute  # noqa: E402
-from dtprof_sample_jobs.common.setup import autocast  # noqa: E402
+from dtprof_sample_jobs.common.setup import World, autocast, train  # noqa: E402
 from dtprof_sample_jobs.common.update import make_optimizer, update  # noqa: E402
 
 
@@ -368,3 +369,20 @@ def test_every_job_is_one_short_file_that_says_how_to_start_it(scripts):
         assert len(text.splitlines()) <= 300
         assert f"dtprof job {name} " in text
         assert re.search(rf"torchrun --nproc_per_node \d -m {module} ", text)
+
+
+def test_losses_on_the_host_are_kept_as_numbers(tmp_path):
+    """A small tensor that lives on from every step splits the heap, and resident memory grows by much more than it holds."""
+    words = ["--steps", "5", "--capture", "none", "--no-dtprof", "--losses", str(tmp_path / "losses"), "--out", str(tmp_path)]
+    args = common_parser("made", "").parse_args(words)
+    made = []
+
+    def step(k):
+        loss = torch.tensor(1.0 / (k + 3))
+        assert [kept for kept in made[:-1] if kept() is not None] == []
+        made.append(weakref.ref(loss.untyped_storage()))
+        return loss
+
+    train("made", args, World(0, 1, torch.device("cpu")), step)
+    written = json.loads((tmp_path / "losses.rank0").read_text())
+    assert written == [torch.tensor(1.0 / (k + 3)).item().hex() for k in range(5)]
