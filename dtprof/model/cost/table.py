@@ -74,24 +74,21 @@ class CostTable:
 
     def together(self, small: float, large: float) -> tuple[float, float]:
         """How many times longer two operations of so many bytes, in order of size, take beside each other."""
-        both = self.slowdown(small)
-        if self.ring is None or small <= 0:
+        both, alone, per_byte, n = self.slowdown(small), self.alone(small), self._per_byte, self.ring
+        if n is None or small <= 0 or alone <= 0:
             return both, both
-        n, alone, per_byte = self.ring, self.alone(small), self._per_byte
         cut, other = segment(small, n), segment(large, n)
         waits = queued(small, n) * other * per_byte * n / (2 * (n - 1))
         took = max(both * alone, per_byte * small + waits)
-        if took <= 0:
-            return both, both
         # the large one yields what the small one sends, and, where they are alike, what two of a size cost each other
         yielded = max(1 / (1 - min(per_byte * small / took, 0.5)), 1 + (both - 1) * cut / other)
-        return took / alone if alone > 0 else both, min(yielded, max(self.slowdown(large), both))
+        return took / alone, min(yielded, max(self.slowdown(large), both))
 
     @cached_property
     def _per_byte(self) -> float:
         """ns for which an operation holds the network per byte: half of two at a time, at the best of the larger sizes."""
         large = [s for s in self.sizes.tolist() if s >= MAX_SEGMENT] or [float(self.sizes[-1])]
-        return min(self.slowdown(s) * self.alone(s) / 2 / s for s in large)
+        return float(min(self.slowdown(s) * self.alone(s) / 2 / s for s in large))
 
     def scaled(self, bandwidth: float = 1.0, latency: float = 1.0) -> CostTable:
         """The table on a network of so many times the bandwidth and latency; the smallest size stands for latency."""

@@ -191,9 +191,8 @@ def _like_the_others(works: Sequence[RankWork], place: int) -> list[RankWork]:
 def cost_of_run(seen: Seen) -> CostTable | None:
     """Costs from the collectives of the run alone; None where all have one size."""
     found = spans(seen)
-    return from_spans(
-        *(np.array([getattr(t, f) for t in found]) for f in ("size", "alone", "beside")), ring=seen.n if seen.n > 1 else None
-    )
+    sizes, alone, beside = (np.array([getattr(t, f) for t in found], float) for f in ("size", "alone", "beside"))
+    return from_spans(sizes, alone, beside, seen.n if seen.n > 1 else None)
 
 
 @dataclass(frozen=True)
