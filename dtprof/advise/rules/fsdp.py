@@ -12,7 +12,7 @@ from dtprof.numbers import counted, percent, time
 from dtprof.protocols import Lens
 
 _LEAST_SHARE = 0.05
-_WORDS = {"all_gather": "gathers", "reduce_scatter": "reductions"}
+_WORDS = {"all_gather": "gathers of parameters", "reduce_scatter": "reductions of gradients"}
 _WHY = {
     "sync": "the host is held by {behind} until the device has caught up, and can ask for the next one only then",
     "launch": "the host asks for them only when they are needed",
@@ -28,6 +28,12 @@ _NEXT = {
     "dependency": "look at what the stream waits for: a limit on gathers in flight, an event of the compute stream",
     "bandwidth": "more computing per unit (larger batch), fewer bytes (bf16), or shards inside a host (HSDP)",
 }
+# what is reduced cannot be asked for earlier
+_LATE_REDUCTION = (
+    "the host waits for each where the unit's backward pass has ended",
+    "reduce beside the next unit's backward pass (an asynchronous reduction on a stream or thread of its own), or reduce less "
+    "often: set_requires_gradient_sync(False) for all passes of a step but the last",
+)
 
 
 class ExposedUnits:
@@ -54,6 +60,8 @@ class ExposedUnits:
         found, word = causes[cause], _WORDS[op]
         behind = max(found.behind, key=lambda b: found.behind[b]) if found.behind else "another operation"
         why, remedy = _WHY[cause].format(behind=behind), _NEXT[cause].format(behind=behind)
+        if op == "reduce_scatter" and cause == "launch":
+            why, remedy = _LATE_REDUCTION
         units = [
             f"{name or 'a unit without a name'} {time(ns)}" for name, ns in sorted(found.units.items(), key=lambda i: -i[1])
         ]
@@ -62,7 +70,7 @@ class ExposedUnits:
         return Finding(
             rule=self.id,
             severity=severity_of(cost / whole),
-            title=f"{percent(found.ns / whole)} of the step is {word} of parameters that nothing hides: {why}",
+            title=f"{percent(found.ns / whole)} of the step is {word} that nothing hides: {why}",
             ranks=ranks_of(accounting),
             steps=steps_of(accounting),
             seconds_per_step=cost / 1e9,

@@ -61,7 +61,8 @@ class CheckpointStall:
                     else f"Nothing marks the save: it is what those steps take longer than the usual {time(result.step_ns)}."
                 ),
             ),
-            why=f"{named('rank', ranks)} {'saves' if len(ranks) == 1 else 'save'} inside the step, {time(worst.usual_ns)} each time{alone}",
+            why=f"{named('rank', ranks)} {'saves' if len(ranks) == 1 else 'save'} inside the step, "
+            f"{time(worst.usual_ns)} each time{alone}",
             next="write beside the steps that follow: DCP's async_save copies the state and returns; or save less often "
             "(checkpoint.interval says how often, once a failure has been seen)",
             apply="torch.distributed.checkpoint.async_save(…, async_checkpointer_type=AsyncCheckpointerType.PROCESS); every "

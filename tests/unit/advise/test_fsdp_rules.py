@@ -15,7 +15,7 @@ NAMED = {
 }
 
 
-def trace(path, cause, layers=4):
+def trace(path, cause, layers=4, op="gather"):
     """Two ranks; layers of 4 ms, each with a gather of 2 ms; a host sync of 3 ms, a late request, or a queue exposes it."""
     for rank in range(2):
         t = Trace(rank, 2)
@@ -33,7 +33,7 @@ def trace(path, cause, layers=4):
                     t.span("cuda_runtime", "cudaStreamSynchronize", at - 3050, at - 20, correlation=10_000 + 10 * k + layer)
                 if late and cause == "order":
                     t.run("ncclDevKernel_ReduceScatter", at - 3100, at - 1500, at, stream=20, **NAMED["scatter"])
-                t.run("ncclDevKernel_AllGather", asked, start, start + 2000, stream=20, **NAMED["gather"])
+                t.run("ncclDevKernel", asked, start, start + 2000, stream=20, **NAMED[op])
                 begin = start + 2000 if late else at
                 t.run("gemm", at - 5, begin, begin + 4000)
                 at = begin + 4000
@@ -57,6 +57,12 @@ def test_a_late_request_is_told_from_a_sync(tmp_path):
     (finding,) = rules(trace(tmp_path, "launch"))
     assert "asks for them only when they are needed" in finding.title
     assert finding.seconds_per_step == pytest.approx(3 * 2e-3, rel=0.01)
+
+
+def test_reductions_cannot_be_asked_for_earlier(tmp_path):
+    (finding,) = rules(trace(tmp_path, "launch", op="scatter"))
+    assert "reductions of gradients that nothing hides" in finding.title
+    assert "prefetch" not in finding.next and "set_requires_gradient_sync" in finding.next
 
 
 def test_what_stands_behind_another_operation_is_bounded_by_it(tmp_path):
