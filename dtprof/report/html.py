@@ -10,7 +10,7 @@ from dtprof.numbers import Scale, listing, percent, time
 from dtprof.report import memory, svg
 from dtprof.report.budget import MANY, BudgetRow, basis, budget, left_out, mean, no_steps, shown
 from dtprof.report.charts.budget import budget_figure, undrawn
-from dtprof.report.charts.timeline import MOST_SPANS, timeline, timeline_figure
+from dtprof.report.charts.timeline import MOST_SPANS, lanes_words, timeline, timeline_figure
 from dtprof.report.facts import Facts
 from dtprof.report.html_tables import (
     findings_list,
@@ -142,11 +142,7 @@ def _timeline(facts: Facts) -> str:
     if drawn is None:
         return _section(title, _no_steps(facts), "")
     which = f"step {drawn.step}" if len(facts.settled_steps) == 1 else f"step {drawn.step} (of median length)"
-    sub = (
-        f"One clock, zero when the first rank enters {which}; {time(drawn.end - drawn.start)} in all. Each rank from the top: "
-        '<b>host</b> (tick: enters the step; thick: backward), <span class="c">compute</span> and copy, '
-        'communication (<span class="w">waiting</span>, <span class="t">moving data</span>).'
-    )
+    sub = f"One clock, zero when the first rank enters {which}; {time(drawn.end - drawn.start)} in all. {lanes_words(drawn)}"
     if len(facts.accounting.parts) > MANY:
         sub += f" Drawn: {escape(', '.join(r.label for r in drawn.rows))}."
     if any(r.left_out for r in drawn.rows):

@@ -101,7 +101,7 @@ def detail(operation: Operation, facts: Facts) -> str:
     """Second line of an operation: what it carries, its group and step where there are several, a note on capture start."""
     groups = {o.group for o in facts.comm.operations}
     steps = {o.step for o in facts.comm.operations}
-    notes = [operation.label] if operation.label else []
+    notes = [label_words(operation.label)] if operation.label else []
     if len(groups) > 1 and operation.group:
         notes.append(group_words(operation.group))
     if len(steps) > 1:
@@ -109,6 +109,17 @@ def detail(operation: Operation, facts: Facts) -> str:
     if operation.capture_start:
         notes.append("start of the capture")
     return ", ".join(notes)
+
+
+def label_words(label: str) -> str:
+    """The name of a range with its tags as words: ``dispatch backward#phase=backward#layer=blocks.4`` is
+    ``dispatch backward, blocks.4``.
+    """
+    name, *tags = label.split("#")
+    if not all("=" in tag for tag in tags):
+        return label
+    values = [tag.partition("=")[2] for tag in tags]
+    return ", ".join([name, *(value for value in values if value and value not in name)])
 
 
 def group_words(group: str) -> str:

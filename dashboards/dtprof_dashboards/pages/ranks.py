@@ -14,7 +14,7 @@ from dtprof.numbers import NOT_KNOWN, Scale, change, counted, named, percent, ti
 from dtprof.report.budget import MANY, shown
 from dtprof.report.charts.matrix import Cell, matrix_figure
 from dtprof.report.charts.plain_bars import Bar, bars_figure
-from dtprof.report.charts.timeline import timeline_figure
+from dtprof.report.charts.timeline import lanes_words, timeline_figure
 from dtprof_dashboards import selection, show
 from dtprof_dashboards.view import Page, View
 
@@ -134,11 +134,7 @@ def _side_by_side(view: View) -> None:
     drawn = view.opened.side_by_side
     if drawn is None:
         return
-    sub = (
-        f"Step {drawn.step} on one clock; {time(drawn.end - drawn.start)} in all. Each rank from the top: "
-        '<b>host</b> (tick: enters the step; thick: backward), <span class="c">compute</span> and copy, communication '
-        '(<span class="w">waiting</span>, <span class="t">moving data</span>).'
-    )
+    sub = f"Step {drawn.step} on one clock; {time(drawn.end - drawn.start)} in all. {lanes_words(drawn)}"
     show.section("Side by side in time", sub, show.figure(timeline_figure(drawn)))
 
 

@@ -70,6 +70,17 @@ class Timeline:
     ends: tuple[tuple[int, int], ...]
 
 
+def lanes_words(drawn: Timeline) -> str:
+    """Markup that says what the lanes of a rank are, and their colours."""
+    apart = '<span class="w">waiting</span>, <span class="t">moving data</span>'
+    if any(span.turn is None for row in drawn.rows for span in row.spans):
+        apart += "; striped: not told apart"
+    return (
+        "Each rank from the top: <b>host</b> (tick: enters the step; thick: backward), "
+        f'<span class="c">compute</span> and copy, communication ({apart}).'
+    )
+
+
 def representative_step(facts: Facts, parts: Collection[int] | None = None) -> int | None:
     """Of the settled steps that most of these parts (all) have, the one of median mean duration; None without any step."""
     durations: dict[int, list[int]] = {}

@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from dtprof.report import operations as ops
 from tests.unit.report import build
 
@@ -79,3 +81,17 @@ def test_above_sixteen_ranks_four_are_drawn():
     assert 41 in [rank for rank, _ in drawn]
     assert len(ops.participants(operation, frozenset(range(64)))) == 8
     assert [r for r, _ in ops.participants(build.eight_ranks().comm.operations[0])] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("backward", "backward"),
+        ("token counts#layer=blocks.1", "token counts, blocks.1"),
+        ("dispatch backward#phase=backward#layer=blocks.4", "dispatch backward, blocks.4"),
+        ("ProfilerStep#7", "ProfilerStep#7"),
+        ("a#b=", "a"),
+    ],
+)
+def test_tags_of_a_range_are_words(label, words):
+    assert ops.label_words(label) == words
