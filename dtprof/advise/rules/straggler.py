@@ -10,6 +10,7 @@ from dtprof.advise.places import severity_of, step_ns
 from dtprof.analyse.covers import PartView
 from dtprof.analyse.lateness import Late, LatenessResult
 from dtprof.analyse.links import LinksResult
+from dtprof.analyse.parameter_server import ServerResult
 from dtprof.analyse.results import AccountingResult, CommResult
 from dtprof.analyse.stragglers import Straggler, StragglerResult
 from dtprof.analyse.waiting import WaitingResult
@@ -44,11 +45,14 @@ class ComputeRank:
     keys: tuple[str, ...] = ("compute_ns", "copy_exposed_ns", "idle_dependency_ns", "idle_other_ns")
 
     def find(self, study: Lens) -> Iterator[Finding]:
-        """Abstains below two complete steps on all ranks, on pipelines, where the excess is inside the noise, and where tokens
-        of its experts explain most of it, which is moe.expert_balance's to tell.
+        """Abstains below two complete steps on all ranks, on pipelines, where the excess is inside the noise, where tokens of
+        its experts explain most of it, which is moe.expert_balance's to tell, and for a worker that slow_worker names.
         """
         result: StragglerResult = study.result("stragglers")
+        server: ServerResult = study.result("parameter_server")
         for straggler in result.found:
+            if server.slow is not None and server.slow.rank == straggler.rank:
+                continue
             if straggler.main_key in self.keys:
                 explained = by_tokens(study.run).get(straggler.part, 0.0)
                 if explained < _EXPLAINED * straggler.excess.centre:

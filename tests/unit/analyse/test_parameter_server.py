@@ -17,7 +17,9 @@ def job(forward, waits, *, updates=(2, 2, 2), steps=12):
         for step in range(steps):
             at = period * step
             p.span(thread, "range", "pull", at, at + int(waited * 1000), step=step)
-            p.span(thread, "cpu_op", "work", at + int(waited * 1000), at + period - 100, step=step)
+            begin, end = at + int(waited * 1000), at + period - 100
+            phase = p.span(thread, "range", "forward", begin, end, step=step, phase="forward")
+            p.span(thread, "cpu_op", "work", begin, end, step=step, phase="forward", parent=phase)
             p.step(step, at, at + period)
             told = {"staleness": 1, "staleness_updates": updates[r], "phase_forward": ms * 4e5, "phase_backward": ms * 6e5}
             for name, value in told.items():
@@ -31,7 +33,11 @@ def rules(lens):
 
 
 def test_the_slow_worker_is_named_and_that_others_wait_for_it():
-    finding = rules(job([20, 20, 50], [31, 31, 1]))["straggler.slow_worker"]
+    lens = job([20, 20, 50], [31, 31, 1])
+    assert [s.rank for s in lens.result("stragglers").found] == [2]
+    told = rules(lens)
+    assert [r for r in told if r.startswith("straggler.")] == ["straggler.slow_worker"]  # once, not as a slow rank, too
+    finding = told["straggler.slow_worker"]
     assert finding.ranks == (2,)
     assert finding.seconds_per_step == pytest.approx(0.030, rel=0.05)
     assert "wait for it" in finding.title
