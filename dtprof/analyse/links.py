@@ -51,8 +51,8 @@ class Link:
 
 @dataclass(frozen=True)
 class LinksResult:
-    """``links`` between hosts, the ``slow`` ones, the median rate of the others, and the median of theirs at the
-    readings when the network was the limit (None: there are too few); ``abstained`` says why none was looked for."""
+    """``links`` between hosts, the ``slow`` ones, the median rate of the others, and the median of theirs at the readings when
+    the network was the limit (None: there are too few, or they are lower); ``abstained`` says why none was looked for."""
 
     links: tuple[Link, ...]
     slow: tuple[Link, ...]
@@ -70,10 +70,13 @@ def analyse(study: Lens) -> LinksResult:
     slow = _slow(alike)
     others = [x for x in alike if x not in slow]
     rates = [x.bytes_per_s for x in others or alike]
-    limited = [rate for x in others for rate in x.limited]
+    usual, limited = float(np.median(rates)), [rate for x in others for rate in x.limited]
     most = float(np.median(limited)) if len(limited) >= _LEAST_LIMITED else None
+    if most is not None and most < usual:
+        # they reach more all the time: these readings are of beginnings and ends of messages
+        most = None
     found = sorted(slow, key=lambda x: x.bytes_per_s) if others else []
-    return LinksResult(links, tuple(found), float(np.median(rates)), most, "")
+    return LinksResult(links, tuple(found), usual, most, "")
 
 
 def _slow(alike: list[Link]) -> list[Link]:

@@ -74,9 +74,8 @@ def _saved(accounting: AccountingResult, result: LinksResult) -> tuple[float, st
     known = f"{time(exposed)} per step move data, of this or along with it, while nothing computes"
     if result.limited_bytes_per_s is None:
         return exposed, f"{known}; how fast the others can be is not known, as the network hardly ever was their limit."
-    fastest = max(result.limited_bytes_per_s, result.usual_bytes_per_s)
-    left = min(result.slow[0].bytes_per_s / fastest, 1.0)
-    at = f"{_rate(fastest)}, the others' when the network is their limit"
+    left = min(result.slow[0].bytes_per_s / result.limited_bytes_per_s, 1.0)
+    at = f"{_rate(result.limited_bytes_per_s)}, the others' when the network is their limit"
     return exposed * (1 - left), f"{known}; {percent(left)} of it is left at {at}."
 
 
