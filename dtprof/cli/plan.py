@@ -6,8 +6,13 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtprof.cli import plan_search
+from dtprof.errors import InputError
+
+if TYPE_CHECKING:
+    from dtprof.plan.own import Measured
 
 
 class PlanCommand:
@@ -23,7 +28,9 @@ class PlanCommand:
         predict.add_argument("rows", metavar="ROWS.csv", help="a CSV file; docs/planner.md names the columns that are read")
         predict.add_argument("-o", "--out", metavar="OUT.csv", required=True, help="the same rows with predicted columns")
         predict.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="one JSON document on stdout")
-        predict.add_argument("--catalogue", action="store_true", help="use nothing that was measured on newer GPUs than A100")
+        rests = predict.add_mutually_exclusive_group()
+        rests.add_argument("--from", dest="run_path", metavar="RUN", help="calibrate rows on its GPU by this measured run")
+        rests.add_argument("--catalogue", action="store_true", help="use nothing that was measured on newer GPUs than A100")
 
         plan_search.configure(verbs)
 
@@ -32,12 +39,23 @@ class PlanCommand:
         return _predict(args) if args.what == "predict" else plan_search.run(args)
 
 
+def _measured(path: str) -> Measured:
+    from dtprof.ingest import open_run
+    from dtprof.plan.own import measured
+
+    return measured(open_run(path))
+
+
 def _predict(args: argparse.Namespace) -> int:
     from dtprof.cli.printing import print_json
     from dtprof.plan.predict import Predictor, predicted_rows, read_rows, write_rows
 
     header, rows = read_rows(Path(args.rows))
-    wide, out = predicted_rows(header, rows, Predictor(args.catalogue))
+    measured = _measured(args.run_path) if args.run_path else None
+    wide, out = predicted_rows(header, rows, Predictor(args.catalogue, measured))
+    if measured is not None and not any(measured.rests.name in row for row in out):
+        what = f"--from {args.run_path}: it was measured on {measured.gpu}, and no row of {args.rows} that can be predicted is"
+        raise InputError(what, f"give rows whose gpu_type is {measured.gpu}")
     write_rows(Path(args.out), wide, out)
     place = {name: wide.index(name) for name in ("pred_step_time_s", "reason", "calibrated_by", "fits")}
     blank = Counter(row[place["reason"]] for row in out if not row[place["pred_step_time_s"]])

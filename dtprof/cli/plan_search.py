@@ -56,7 +56,7 @@ def _found(args: argparse.Namespace, wanted: Wanted) -> tuple[Found, Callable[[A
         from dtprof.ingest import open_run
         from dtprof.plan.own import calibrated
 
-        rests = calibrated(open_run(args.run_path), wanted, rests)
+        rests = calibrated(open_run(args.run_path), wanted.cluster.gpu, rests)
 
     def clock(cluster: Any) -> Estimator:
         return Estimator(wanted.model, cluster, wanted.software, rests.constants)

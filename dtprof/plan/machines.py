@@ -21,15 +21,15 @@ _BY_NAME = {gpu.name: gpu for gpu in GPUS}
 _WATTS = {"A100 SXM 40GB": 400, "A100 SXM 80GB": 400, "H100 SXM": 700, "H200 SXM": 700, "B200 SXM": 1000}
 # nodes that are sold or rented: the keys of a cluster that they give (vendors' and providers' descriptions)
 NODES: dict[str, dict[str, str | int]] = {
-    "DGX A100": {"gpu": "A100 SXM 80GB", "gpus_per_node": 8, "inter": "8x200 Gbit/s", "rails": 8},
-    "DGX H100": {"gpu": "H100 SXM", "gpus_per_node": 8, "inter": "8x400 Gbit/s", "rails": 8},
-    "DGX H200": {"gpu": "H200 SXM", "gpus_per_node": 8, "inter": "8x400 Gbit/s", "rails": 8},
-    "DGX B200": {"gpu": "B200 SXM", "gpus_per_node": 8, "inter": "8x400 Gbit/s", "rails": 8},
-    "DGX B300": {"gpu": "B300 SXM", "gpus_per_node": 8, "inter": "8x800 Gbit/s", "rails": 8},
-    "GB200 NVL72": {"gpu": "GB200", "gpus_per_node": 72, "inter": "72x400 Gbit/s", "rails": 72},
-    "GB300 NVL72": {"gpu": "GB300", "gpus_per_node": 72, "inter": "72x800 Gbit/s", "rails": 72},
-    "AWS P4d": {"gpu": "A100 SXM 40GB", "gpus_per_node": 8, "inter": "4x100 Gbit/s", "rails": 4},
-    "AWS P5": {"gpu": "H100 SXM", "gpus_per_node": 8, "inter": "32x100 Gbit/s", "rails": 32},
+    "DGX A100": {"gpu": "A100 SXM 80GB", "gpus_per_node": 8, "inter": "8x200 Gbit/s", "rails": 8, "host_memory": "2 TB"},
+    "DGX H100": {"gpu": "H100 SXM", "gpus_per_node": 8, "inter": "8x400 Gbit/s", "rails": 8, "host_memory": "2 TB"},
+    "DGX H200": {"gpu": "H200 SXM", "gpus_per_node": 8, "inter": "8x400 Gbit/s", "rails": 8, "host_memory": "2 TB"},
+    "DGX B200": {"gpu": "B200 SXM", "gpus_per_node": 8, "inter": "8x400 Gbit/s", "rails": 8, "host_memory": "2 TB"},
+    "DGX B300": {"gpu": "B300 SXM", "gpus_per_node": 8, "inter": "8x800 Gbit/s", "rails": 8, "host_memory": "2 TB"},
+    "GB200 NVL72": {"gpu": "GB200", "gpus_per_node": 72, "inter": "72x400 Gbit/s", "rails": 72, "host_memory": "17 TB"},
+    "GB300 NVL72": {"gpu": "GB300", "gpus_per_node": 72, "inter": "72x800 Gbit/s", "rails": 72, "host_memory": "17 TB"},
+    "AWS P4d": {"gpu": "A100 SXM 40GB", "gpus_per_node": 8, "inter": "4x100 Gbit/s", "rails": 4, "host_memory": "1152 GiB"},
+    "AWS P5": {"gpu": "H100 SXM", "gpus_per_node": 8, "inter": "32x100 Gbit/s", "rails": 32, "host_memory": "2 TiB"},
 }
 _NETWORK = {"edr": 100.0, "hdr": 200.0, "ndr": 400.0, "xdr": 800.0}
 

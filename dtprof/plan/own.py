@@ -19,11 +19,10 @@ from dtprof.catalogue.hardware import Gpu, gpu_of
 from dtprof.errors import InputError
 from dtprof.model.fsdp.marks import has_fsdp
 from dtprof.plan import presets
-from dtprof.plan.calibrated import Calibration
+from dtprof.plan.calibrated import Calibration, calibration
 from dtprof.plan.constants import Constants
 from dtprof.plan.machines import memory_called
 from dtprof.plan.rows import ports_of
-from dtprof.plan.search import Wanted
 from dtprof.plan.software import software
 from dtprof.plan.spec import Cluster, Layout, Model, Moe, Optimizer, Recompute, ScheduleName, Software, check
 from dtprof.plan.time.step import Estimator
@@ -61,12 +60,29 @@ class Own:
     step_s: float | None
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A calibration by a run: for plans on this ``gpu``, and for models with experts only if the run's has ``experts``; the
+    ``software`` that it ran.
+    """
+
+    gpu: str
+    experts: bool
+    software: Software
+    rests: Calibration
+
+    def says_of(self, model: Model, cluster: Cluster) -> bool:
+        """Whether it holds for this model on this cluster."""
+        return cluster.gpu.name == self.gpu and (self.experts or model.moe is None)
+
+
 def plan_of(run: Run) -> Own | str:
     """The plan, or the reason why it is not known."""
     knobs = run.manifest.knobs
     gpu = _gpu(run)
     if gpu is None:
-        return "its devices are not in the hardware catalogue, or of several kinds"
+        named = sorted(set(run.manifest.devices)) or ["no device"]
+        return f"{', '.join(named)}: not in the hardware catalogue, or of several kinds"
     if knobs.get("emulate"):
         return "its layers are emulated: they have no dimensions"
     model = _model(knobs)
@@ -89,14 +105,21 @@ def plan_of(run: Run) -> Own | str:
     )
 
 
-def calibrated(run: Run, wanted: Wanted, rests: Calibration) -> Calibration:
-    """Constants with which the run itself is predicted as it was measured; InputError where it cannot say anything here."""
-    own = plan_of(run)
+def measured(run: Run) -> Measured:
+    """What a run says of other plans; InputError where it says nothing."""
+    own = _known(run)
+    rests = calibrated(run, own.cluster.gpu, calibration(own.model, own.cluster, own.software))
+    return Measured(own.cluster.gpu.name, own.model.moe is not None, own.software, rests)
+
+
+def calibrated(run: Run, gpu: Gpu, rests: Calibration) -> Calibration:
+    """Constants with which the run itself is predicted as it was measured, for plans on this GPU; InputError where it cannot
+    say anything of them.
+    """
+    own = _known(run)
     where = f"--from {run.path}"
-    if isinstance(own, str):
-        raise InputError(f"{where}: {own}", "docs/planner.md names the knobs that a job has to record")
-    if own.cluster.gpu.name != wanted.cluster.gpu.name:
-        raise InputError(f"{where} was measured on {own.cluster.gpu.name}", f"the plan is for {wanted.cluster.gpu.name}")
+    if own.cluster.gpu.name != gpu.name:
+        raise InputError(f"{where} was measured on {own.cluster.gpu.name}", f"the plan is for {gpu.name}")
     if own.step_s is None:
         raise InputError(f"{where} has no training step that was not traced", "record more steps than are captured")
     before = Estimator(own.model, own.cluster, own.software, rests.constants).step(own.layout).seconds
@@ -106,6 +129,13 @@ def calibrated(run: Run, wanted: Wanted, rests: Calibration) -> Calibration:
         raise InputError(what, "dtprof report says what it waits for: calibrate with a run that computes")
     name = f"the run {run.path}: {own.step_s:.3g} s a step where {before:.3g} s were expected without it"
     return Calibration(name, found, 1 / _SPREAD, _SPREAD)
+
+
+def _known(run: Run) -> Own:
+    own = plan_of(run)
+    if isinstance(own, str):
+        raise InputError(f"--from {run.path}: {own}", "docs/planner.md names the knobs that a job has to record")
+    return own
 
 
 def scaled_to(own: Own, constants: Constants) -> Constants | None:

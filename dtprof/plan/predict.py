@@ -13,6 +13,7 @@ from dtprof.plan import row_words, sizes
 from dtprof.plan.calibrated import Calibration, calibration
 from dtprof.plan.memory import fits, peak_bytes
 from dtprof.plan.memory.breakdown import GIB, Memory
+from dtprof.plan.own import Measured
 from dtprof.plan.rows import CannotPredict, Row, parse
 from dtprof.plan.spec import Recompute
 from dtprof.plan.time.step import Estimator
@@ -28,15 +29,18 @@ _UNITS = {"GB": 1e9, "GiB": float(GIB)}
 
 @dataclass
 class Predictor:
-    """Predicts rows one by one; remembers estimators. ``catalogue``: from the hardware catalogue alone on new GPUs."""
+    """Predicts rows one by one; remembers estimators. ``catalogue``: from the hardware catalogue alone on new GPUs;
+    ``measured``: a run that calibrates the rows of which it says something.
+    """
 
     catalogue: bool = False
+    measured: Measured | None = None
     known: dict[object, tuple[Calibration, Estimator]] = field(default_factory=dict)
 
     def row(self, row: Mapping[str, str]) -> dict[str, str]:
         """The predicted columns of a row as text; all blank but ``reason`` where there is no prediction."""
         try:
-            return self._predicted(parse(row), row)
+            return self._predicted(self._plan(row), row)
         except (CannotPredict, InputError) as error:
             return {**dict.fromkeys(COLUMNS, ""), "reason": str(error)}
 
@@ -45,9 +49,15 @@ class Predictor:
         key = row.model, row.cluster, row.software
         if key not in self.known:
             found = calibration(*key, catalogue=self.catalogue)
+            if self.measured is not None and self.measured.says_of(row.model, row.cluster):
+                found = self.measured.rests
             self.known[key] = found, Estimator(*key, found.constants)
         rests, estimator = self.known[key]
         return rests, estimator.step(row.layout).seconds
+
+    def _plan(self, row: Mapping[str, str]) -> Row:
+        plan, run = parse(row), self.measured
+        return parse(row, run.software) if run is not None and run.says_of(plan.model, plan.cluster) else plan
 
     def _predicted(self, plan: Row, row: Mapping[str, str]) -> dict[str, str]:
         rests, seconds = self.estimate(plan)

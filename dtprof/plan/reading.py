@@ -94,7 +94,9 @@ def cluster_of(table: object, where: str, folder: Path = Path()) -> Cluster:
             raise InputError(f"{where}: cluster.preset {named!r} is not known", f"one of {', '.join(NODES)}")
         known = {"name": named, **NODES[named], **known}
         known["gpus_per_node"] = min(known["gpus_per_node"], _whole(known.get("gpus", 1), where, "cluster.gpus"))
-    allowed = ("gpu", "gpus", "gpus_per_node", "memory", "intra", "inter", "rails", "pod_gpus", "pod_share", "name")
+    allowed = (
+        "gpu", "gpus", "gpus_per_node", "memory", "host_memory", "intra", "inter", "rails", "pod_gpus", "pod_share", "name",
+    )  # fmt: skip
     _no_others(known, allowed, where, "cluster")
     gpu = gpu_called(str(known.get("gpu", "")))
     if gpu is None:
@@ -121,6 +123,7 @@ def cluster_of(table: object, where: str, folder: Path = Path()) -> Cluster:
         _whole(known.get("pod_gpus", 0), where, "cluster.pod_gpus", 0),
         _share(known.get("pod_share", 1.0), where),
         str(known.get("name", "")),
+        host_memory_bytes=bytes_of(str(known["host_memory"]), f"{where}: cluster.host_memory") if "host_memory" in known else 0,
     )
 
 

@@ -41,6 +41,11 @@ _VOLTA = (70, 75)
 _HOPPER = 90
 
 
+def names_software(source: str) -> bool:
+    """Whether a source is known, and with it the generation of software that it ran."""
+    return _first(_SOURCES, source) is not None
+
+
 def software_of(source: str, sharding: str, gpu: Gpu | None, parts: int) -> str:
     """The generation of software whose table it is; guessed from the layout where the source says nothing."""
     found = _first(_SOURCES, source)

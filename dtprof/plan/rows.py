@@ -51,14 +51,14 @@ class Row:
     assumed: tuple[str, ...] = ()
 
 
-def parse(row: Mapping[str, str]) -> Row:
-    """The plan of a row; CannotPredict says what it lacks."""
+def parse(row: Mapping[str, str], usual: Software | None = None) -> Row:
+    """The plan of a row; CannotPredict says what it lacks. ``usual``: the software where its source names none."""
     reader = _Reader({key: str(row.get(key) or "").strip() for key in READ})
     model = reader.model()
     cluster = reader.cluster()
     parts = max(reader.whole("tp") or 1, 1) * max(reader.whole("pp") or 1, 1)
     name = row_words.software_of(reader["source"], reader["zero_stage_sharding"], cluster.gpu, parts)
-    ran = software(name)
+    ran = usual if usual is not None and not row_words.names_software(reader["source"]) else software(name)
     layout = reader.layout(model, cluster, ran)
     convention = row_words.convention_of(reader["source"], reader["recompute"])
     return Row(model, cluster, layout, ran, convention, tuple(reader.assumed))

@@ -101,7 +101,7 @@ class Cluster:
     an NVL72 rack); ``memory_bytes``: of one GPU; ``intra_gb_s``: of one GPU to its node's others; ``inter_gb_s``: of one node
     to the others, all its ports together; ``rails``: ports of a node, each to its own switch (0: not known, one for each GPU
     up to eight); ``pod_gpus``: GPUs below one spine, 0 for all; ``pod_share``: bandwidth out of a pod over that inside it;
-    ``clock``: what a power limit leaves of the catalogue's clock.
+    ``clock``: what a power limit leaves of the catalogue's clock; ``host_memory_bytes``: of a node's host, 0 where not known.
     """
 
     gpu: Gpu = field(hash=False)
@@ -115,6 +115,7 @@ class Cluster:
     pod_share: float = 1.0
     name: str = ""
     clock: float = 1.0
+    host_memory_bytes: int = 0
 
     @property
     def nodes(self) -> int:

@@ -6,6 +6,6 @@ Korthikanti et al. 2022 for activations, Rajbhandari et al. 2020 (ZeRO) for stat
 from __future__ import annotations
 
 from dtprof.plan.memory.breakdown import Memory
-from dtprof.plan.memory.peak import fits, peak_bytes, per_stage
+from dtprof.plan.memory.peak import fits, host_bytes, peak_bytes, per_stage
 
-__all__ = ["Memory", "fits", "peak_bytes", "per_stage"]
+__all__ = ["Memory", "fits", "host_bytes", "peak_bytes", "per_stage"]

@@ -15,6 +15,11 @@ from dtprof.plan.stages import Stage, stages
 
 Fit = Literal["fits", "tight", "no"]
 
+# bytes of host memory for each GPU where a cluster does not say, by compute capability: as in DGX A100 80GB and later, DGX-1
+_HOST = ((80, 256 * 10**9), (0, 64 * 10**9))
+# what the processes themselves leave of it
+_OF_HOST = 0.9
+
 
 def peak_bytes(model: Model, cluster: Cluster, layout: Layout, software: Software) -> Memory:
     """The memory of the rank that needs most.
@@ -35,11 +40,20 @@ def per_stage(model: Model, cluster: Cluster, layout: Layout, software: Software
 def fits(memory: Memory, cluster: Cluster) -> Fit:
     """``fits`` with the allowances for fragmentation and context; ``tight`` where it fits without them, on a card with as many
     GiB as its name says GB: a run at that size may succeed, with an allocator that does not fragment; ``no`` where what is
-    allocated alone is too much.
+    allocated alone is too much, or what lies on the host is more than a GPU's part of the host's memory.
     """
+    if memory.host > host_bytes(cluster):
+        return "no"
     if memory.device <= cluster.memory_bytes:
         return "fits"
     return "tight" if memory.allocated <= cluster.memory_bytes * GIB / 1e9 else "no"
+
+
+def host_bytes(cluster: Cluster) -> int:
+    """What one GPU may use of its host's memory, which is shared evenly."""
+    capability = cluster.gpu.capability or _HOST[0][0]
+    usual = next(each for least, each in _HOST if capability >= least)
+    return int(_OF_HOST * (cluster.host_memory_bytes / cluster.gpus_per_node or usual))
 
 
 def _all(model: Model, layout: Layout, software: Software, wanted: Iterable[Stage]) -> Iterator[Memory]:

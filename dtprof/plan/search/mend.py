@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dtprof.numbers import count, counted, size
-from dtprof.plan.memory import fits, peak_bytes
+from dtprof.plan.memory import fits, host_bytes, peak_bytes
 from dtprof.plan.search.space import Space
 from dtprof.plan.search.wanted import Wanted
 from dtprof.plan.search.words import brief
@@ -22,7 +22,7 @@ def mend(wanted: Wanted) -> tuple[str, ...]:
     """One sentence for each thing whose nearest change alone would do, cheapest first; empty where none of them would."""
     if not _any_grid(wanted):
         return tuple(_constraints(wanted))
-    return tuple(filter(None, (_offloaded(wanted), _larger(wanted), _shorter(wanted), _freed(wanted))))
+    return tuple(filter(None, (_freed(wanted), _larger(wanted), _offloaded(wanted), _shorter(wanted))))
 
 
 def _any_grid(wanted: Wanted) -> bool:
@@ -55,7 +55,8 @@ def _offloaded(wanted: Wanted) -> str:
         found = first_fit(wanted, offload)
         if found is not None:
             host = peak_bytes(wanted.model, wanted.cluster, found, wanted.software).host
-            return f"it fits with offload = {list(offload)}: {brief(found)}; each GPU needs {size(host)} of the host's memory"
+            of = f"{size(host)} of the host's memory, which has {size(host_bytes(wanted.cluster))} for it"
+            return f"it fits with offload = {list(offload)}: {brief(found)}; each GPU needs {of}"
     return ""
 
 

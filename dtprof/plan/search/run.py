@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from dtprof.numbers import percent, seconds, size
-from dtprof.plan.memory import fits, peak_bytes
+from dtprof.plan.memory import fits, host_bytes, peak_bytes
 from dtprof.plan.memory.breakdown import Memory
 from dtprof.plan.search.found import Candidate, Found, Miss, pareto
 from dtprof.plan.search.mend import mend
@@ -92,8 +92,10 @@ class _Search:
                 return
 
     def _too_large(self, cluster: Cluster, layout: Layout, memory: Memory) -> None:
-        over = memory.device - cluster.memory_bytes
+        over = max(memory.device - cluster.memory_bytes, memory.host - host_bytes(cluster))
         text = f"{brief(layout)} needs {size(memory.device)} of {size(cluster.memory_bytes)}"
+        if memory.host > host_bytes(cluster):
+            text = f"{brief(layout)} needs {size(memory.host)} of {size(host_bytes(cluster))} of the host's memory for each GPU"
         self._miss(MEMORY).add(over, text, layout)
 
     def _skip(self, key: str, value: object, why: str) -> None:

@@ -96,7 +96,7 @@ def test_a_calibration_predicts_its_own_run(factor: float) -> None:
     slow = run_of(seconds=factor * expected_s(run))
     own = own_of(slow)
     wanted = Wanted(own.model, replace(own.cluster, memory_bytes=200 * 10**9), own.software, 8192, 32)
-    rests = calibrated(slow, wanted, calibration(own.model, own.cluster, own.software))
+    rests = calibrated(slow, own.cluster.gpu, calibration(own.model, own.cluster, own.software))
     again = Estimator(own.model, own.cluster, own.software, rests.constants).step(own.layout).seconds
     assert again == pytest.approx(own.step_s, rel=1e-6)
     assert "runs/mine" in rests.name
@@ -109,13 +109,12 @@ def test_a_calibration_predicts_its_own_run(factor: float) -> None:
 def test_a_calibration_of_something_else_is_refused() -> None:
     own = own_of(run_of())
     rests = calibration(own.model, own.cluster, own.software)
-    wanted = Wanted(own.model, own.cluster, own.software, 8192, 32)
     with pytest.raises(InputError, match="A100"):
-        calibrated(run_of(device="NVIDIA A100-SXM4-80GB"), wanted, rests)
+        calibrated(run_of(device="NVIDIA A100-SXM4-80GB"), own.cluster.gpu, rests)
     with pytest.raises(InputError, match="the model expects"):
-        calibrated(run_of(seconds=500.0), wanted, rests)
+        calibrated(run_of(seconds=500.0), own.cluster.gpu, rests)
     with pytest.raises(InputError, match="knobs"):
-        calibrated(run_of(seq=None), wanted, rests)
+        calibrated(run_of(seq=None), own.cluster.gpu, rests)
 
 
 def test_slower_constants_slow_compute_alone() -> None:

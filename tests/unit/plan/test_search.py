@@ -138,6 +138,21 @@ def test_a_model_that_is_too_large_says_what_would_do_and_that_does() -> None:
     assert any("offload" in text and "host" in text for text in result.mend)
 
 
+def test_a_host_that_is_too_small_is_no_place_for_a_model() -> None:
+    one = wanted(preset("Llama 3 70B"), gpus=1, gigabytes=80, global_batch=32, seq=8192)
+    assert one.cluster.host_memory_bytes == 0
+    alone = found(one)
+    assert alone.best is None
+    assert re.match(r"it fits on \d+ GPUs", alone.mend[0])
+    assert not any("offload" in text for text in alone.mend)
+    allowed = found(replace(one, offload=("parameters", "activations")))
+    assert allowed.best is None
+    assert "of the host's memory" in next(miss for miss in allowed.misses if miss.reason == "memory").nearest
+    large = found(replace(one, cluster=replace(one.cluster, host_memory_bytes=2 * 10**12)))
+    assert re.match(r"it fits on \d+ GPUs", large.mend[0])
+    assert any("offload" in text and "1.80" in text for text in large.mend)
+
+
 def test_offloading_that_is_allowed_is_used_only_where_nothing_fits_without() -> None:
     allowed = ("optimizer", "activations")
     large = found(wanted(preset("Llama 3 8B"), gpus=1, gigabytes=80, global_batch=8, offload=allowed))
