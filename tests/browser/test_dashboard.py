@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -202,6 +203,25 @@ def test_an_empty_folder_helps(browser, tmp_path):
         tab.wait_for_selector(".nothing", timeout=60_000)
         assert "dtprof job ddp" in tab.inner_text("body")
         tab.close()
+
+
+def test_a_rank_that_is_missing_and_traces_that_are_cut_are_told_on_every_page(browser, runs, tmp_path):
+    shutil.copytree(runs / "ddp", tmp_path / "missing")
+    shutil.rmtree(tmp_path / "missing" / "part00001")
+    shutil.copytree(runs / "ddp", tmp_path / "cut")
+    os.truncate(tmp_path / "cut" / "part00001" / "trace.json.gz", 300)
+    (tmp_path / "cut" / "manifest.json").write_text("{")
+    told = {"missing": "1 of 2 ranks are missing (1)", "cut": "1 of 2 ranks have no step to account for (1)"}
+    with serving(tmp_path) as url, opening(browser, url) as start:
+        for run, sentence in told.items():
+            for page in PAGES:
+                tab = start(f"run={run}&page={page.slug}")
+                settle(tab)
+                assert tab.query_selector("[data-testid=stException]") is None
+                assert tab.query_selector(".dt .verdict, .dt .nothing, .dt .big")
+                if page.slug == "overview":
+                    assert sentence in words(tab)
+                tab.close()
 
 
 def test_the_page_of_the_report_is_one_small_file_that_asks_for_nothing(browser, runs, tmp_path):

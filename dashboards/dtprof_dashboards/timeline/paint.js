@@ -122,10 +122,11 @@ class Painter {
     pen.font = `${group.rank === rank ? 700 : 600} 13px 'Source Sans', Inter, system-ui, sans-serif`;
     this.text(`${group.rank === rank ? "▸ " : ""}${group.name}`, 2, y + HEAD / 2, GUTTER - 14);
     pen.font = "12px 'Source Sans', Inter, system-ui, sans-serif"; pen.fillStyle = colours.muted;
-    const seen = group.steps.map(([number, begins]) => [number, this.x(begins, view)]).filter(([, x]) => x >= GUTTER && x <= width);
-    let last = -Infinity, named = -Infinity;
-    for (const [number, x] of seen) {
-      const words = `step ${number}`, names = x - named >= this.measure(words) + 16;
+    let last = 0, named = -Infinity;
+    for (const [number, begins] of group.steps) {
+      const x = this.x(begins, view);
+      if (x < GUTTER || x > width || (x - last < 4 && x - named < 40)) continue;
+      const words = `step ${number}`, room = this.measure(words) + 16, names = x - named >= room && (x + room <= width || !last);
       if (!names && x - last < 4) continue;
       pen.fillStyle = names ? colours.muted : colours.line;
       pen.fillRect(Math.round(x), y + (names ? 3 : HEAD - 6), 1, names ? HEAD - 4 : 5);
