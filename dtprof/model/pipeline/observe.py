@@ -41,7 +41,8 @@ class SeenPipeline:
     ``stages``: their number; ``microbatches``; ``takes``: (kind, stage) -> ns, median; ``between``: ns between two passes of a
     rank that follow each other at once; ``message``: ns from a pass's end to the start of the one that waited for what it
     sent; ``head`` and ``tail``: ns of the step before its first and after its last pass; ``orders``: each rank's actions;
-    ``fixed``: kind -> ns of a pass, median, in which neither an operator nor a layer runs: what every pass takes.
+    ``fixed``: kind -> ns of a pass, median, in which neither an operator nor a layer runs: what every pass takes; ``late``:
+    by how many ns each measured pass was longer than the median of its kind and stage, below zero where shorter.
     """
 
     ranks: tuple[int, ...]
@@ -57,6 +58,7 @@ class SeenPipeline:
     typical_ns: float
     untraced: int
     fixed: dict[Kind, float] = field(default_factory=dict)
+    late: tuple[float, ...] = ()
 
 
 def observe(run: Run) -> SeenPipeline | str:
@@ -137,7 +139,7 @@ def _summary(run: Run, parts: list[Part], steps: dict[int, PipelineStep]) -> See
         tuple(int(p.rank or 0) for p in parts), 1 + max(p.action.stage for p in every),
         1 + max(p.action.microbatch for p in every), takes, between, _message(steps, shortest, between),
         float(np.median(heads)), float(np.median(tails)), {r: [p.action for p in passes] for r, passes in first.passes.items()},
-        steps, typical, untraced, _fixed(every),
+        steps, typical, untraced, _fixed(every), tuple(p.end - p.start - takes[p.action.kind, p.action.stage] for p in every),
     )  # fmt: skip
 
 

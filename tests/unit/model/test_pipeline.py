@@ -1,12 +1,14 @@
 """Pipelines: bubbles of schedules in closed form, and that a run's model says what the job would have done."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dtprof.edits import parse_edits
 from dtprof.model.pipeline.observe import SeenPipeline, observe
-from dtprof.model.pipeline.predict import changed_plan, measured_plan, simulate
-from dtprof.model.pipeline.schedules import order
+from dtprof.model.pipeline.predict import Plan, changed_plan, measured_plan, simulate
+from dtprof.model.pipeline.schedules import Action, order
 from dtprof.model.pipeline.whatif import _as_run
 from dtprof.model.whatif import what_if
 from dtprof.run import Manifest, MemoryStore, Part, Run
@@ -52,6 +54,15 @@ class TestBubbles:
         both = (seen(message=0, schedule="gpipe"), seen(message=2, schedule="gpipe"))
         quick, slow = (simulate(it, measured_plan(it)).step_ns for it in both)
         assert slow - quick == pytest.approx(4 * MS)
+
+    def test_late_passes_hold_up_those_that_wait_for_them(self):
+        """As many are early as late: that evens out where nobody waits, and not between ranks."""
+        calm = seen(4, 32)
+        late, plan = replace(calm, late=(-4 * MS, 0.0, 4 * MS)), measured_plan(calm)
+        alone = Plan({0: [Action(kind, 0, m) for m in range(32) for kind in "FB"]}, 1, calm.takes)
+        longer = [simulate(late, p).step_ns - simulate(calm, p).step_ns for p in (alone, plan)]
+        assert abs(longer[0]) < 20 * MS < 40 * MS < longer[1]
+        assert simulate(late, plan).step_ns == simulate(late, plan).step_ns
 
     def test_more_micro_batches_of_the_same_batch_shrink_the_bubble(self):
         it = seen(4, 8)
