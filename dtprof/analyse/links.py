@@ -29,6 +29,8 @@ _SLOW, _SLOWER = 0.65, 0.8
 # rates at which the network was the limit from which on their median is taken, and its share of the others' that is slow
 _LEAST_LIMITED, _SLOW_LIMITED = 3, 0.6
 _LEAST_QUEUED = 3
+# percentile of such rates, of so many or more, that a link reaches: late acknowledgements lower most, and bursts raise a few
+_REACHED, _LEAST_REACHED = 95, 8
 # bytes wait to leave more often than elsewhere: one-sided levels for a witness, and for what needs none as long as the rate is
 # below this share of the others'
 _WITNESS, _ALONE, _LOWER = 0.1, 0.005, 0.95
@@ -51,13 +53,14 @@ class Link:
 
 @dataclass(frozen=True)
 class LinksResult:
-    """``links`` between hosts, the ``slow`` ones, the median rate of the others, and the median of theirs at the readings when
-    the network was the limit (None: there are too few, or they are lower); ``abstained`` says why none was looked for."""
+    """``links`` between hosts, the ``slow`` ones, the median rate of the others, and the rate that these reach: the 95th
+    percentile of those at the readings when the network was the limit (None: there are too few, or it is lower than the usual
+    rate); ``abstained`` says why none was looked for."""
 
     links: tuple[Link, ...]
     slow: tuple[Link, ...]
     usual_bytes_per_s: float
-    limited_bytes_per_s: float | None
+    reached_bytes_per_s: float | None
     abstained: str
 
 
@@ -71,7 +74,7 @@ def analyse(study: Lens) -> LinksResult:
     others = [x for x in alike if x not in slow]
     rates = [x.bytes_per_s for x in others or alike]
     usual, limited = float(np.median(rates)), [rate for x in others for rate in x.limited]
-    most = float(np.median(limited)) if len(limited) >= _LEAST_LIMITED else None
+    most = float(np.percentile(limited, _REACHED)) if len(limited) >= _LEAST_REACHED else None
     if most is not None and most < usual:
         # they reach more all the time: these readings are of beginnings and ends of messages
         most = None
@@ -143,7 +146,8 @@ def _links(run: Run) -> list[Link]:
             sent = sum(c["sent"] for c in over)
             if steps and sending_us > 0 and sent >= _LEAST_BYTES and part.rank is not None:
                 rates = tuple(map(float, largest.get("limited", ())))
-                of, queued, host = largest.get("readings", 0), largest.get("queued", 0), _address(largest["local"])
+                # what was recorded without ``queued`` has only been read between operations
+                of, queued, host = largest.get("readings", 0), largest.get("queued", len(rates)), _address(largest["local"])
                 rate = 1e6 * largest["sent"] / sending_us
                 found.append(Link(part.rank, target, sent / steps, rate, rates, of, queued, host))
     return found

@@ -61,7 +61,7 @@ class SlowLink:
             apply=remedy,
             verify="measure again: the rates of the links should be alike, and exposed communication shorter",
             share=cost / whole,
-            bound=result.limited_bytes_per_s is None,
+            bound=result.reached_bytes_per_s is None,
         )
 
 
@@ -72,10 +72,10 @@ def _saved(accounting: AccountingResult, result: LinksResult) -> tuple[float, st
     exposed = max(moving, default=0.0) + (float(np.mean(list(either))) if either else 0.0)
     exposed = min(exposed, whole)
     known = f"{time(exposed)} per step move data, of this or along with it, while nothing computes"
-    if result.limited_bytes_per_s is None:
+    if result.reached_bytes_per_s is None:
         return exposed, f"{known}; how fast the others can be is not known, as the network hardly ever was their limit."
-    left = min(result.slow[0].bytes_per_s / result.limited_bytes_per_s, 1.0)
-    at = f"{_rate(result.limited_bytes_per_s)}, the others' when the network is their limit"
+    left = min(result.slow[0].bytes_per_s / result.reached_bytes_per_s, 1.0)
+    at = f"{_rate(result.reached_bytes_per_s)}, which the others reach when the network is their limit"
     return exposed * (1 - left), f"{known}; {percent(left)} of it is left at {at}."
 
 
