@@ -41,8 +41,8 @@ _TABLES = (
     _Table(r"A100", "internevo-2024", "24 rows of InternEvo on A100", 1.05),
     _Table(r"H100 SXM", "fsdp-2023", "2 rows of LLM-Foundry on H100, the rest of the constants on A100", 1.13),
 )
-# from the catalogue alone: between Ampere and Hopper the fitted shares of the ceilings moved by up to a factor of 0.63, so a
-# newer or unknown combination may be slower by its inverse; it has been faster by a quarter at most
+# from the catalogue alone: between Ampere and Hopper shares of the ceilings moved by up to a factor of 0.63, that of kernels
+# with Ampere's instructions, so a newer or unknown combination may be slower by its inverse; it has been faster by a quarter
 _CATALOGUE = (0.75, 1.6)
 # no table with experts was fitted: uneven experts, permutations and waiting for counts come on top
 _EXPERTS = (0.75, 3.0)

@@ -135,3 +135,24 @@ def test_a_file_that_is_no_toml(tmp_path):
         read_toml(tmp_path / "m.toml")
     with pytest.raises(InputError, match="no such file"):
         read_toml(tmp_path / "none.toml")
+
+
+def test_groups_of_experts_limit_the_nodes_of_a_token(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**DEEPSEEK_CONFIG, "n_group": 8, "topk_group": 4}))
+    limited = read_model("config.json", tmp_path).moe
+    assert limited is not None
+    assert limited.node_limit == 4
+    # one group is no limit
+    (tmp_path / "config.json").write_text(json.dumps({**DEEPSEEK_CONFIG, "n_group": 1, "topk_group": 1}))
+    free = read_model("config.json", tmp_path).moe
+    assert free is not None
+    assert free.node_limit == 0
+
+
+def test_a_cluster_says_how_much_memory_its_hosts_have():
+    told = cluster_of({"gpu": "H100 SXM", "gpus": 8, "host_memory": "1 TB"}, "spec")
+    assert told.host_memory_bytes == 10**12
+    assert cluster_of({"preset": "DGX H100", "gpus": 8}, "spec").host_memory_bytes == 2 * 10**12
+    assert cluster_of({"gpu": "H100 SXM", "gpus": 8}, "spec").host_memory_bytes == 0
+    with pytest.raises(InputError, match="host_memory"):
+        cluster_of({"gpu": "H100 SXM", "gpus": 8, "host_memory": "lots"}, "spec")
