@@ -86,9 +86,12 @@ class CostTable:
 
     @cached_property
     def _per_byte(self) -> float:
-        """ns for which an operation holds the network per byte: half of two at a time, at the best of the larger sizes."""
-        large = [s for s in self.sizes.tolist() if s >= MAX_SEGMENT] or [float(self.sizes[-1])]
-        return float(min(self.slowdown(s) * self.alone(s) / 2 / s for s in large))
+        """ns for which an operation holds the network per byte: half of two at a time, at the best of the larger sizes.
+
+        0 where none of a whole segment was seen: what small ones take is latency.
+        """
+        large = [s for s in self.sizes.tolist() if s >= MAX_SEGMENT]
+        return float(min((self.slowdown(s) * self.alone(s) / 2 / s for s in large), default=0.0))
 
     def scaled(self, bandwidth: float = 1.0, latency: float = 1.0) -> CostTable:
         """The table on a network of so many times the bandwidth and latency; the smallest size stands for latency."""

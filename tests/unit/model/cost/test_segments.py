@@ -66,6 +66,11 @@ def test_a_small_operation_waits_for_the_segments_of_a_large_one(tmp_path):
         assert found.alone(size * MIB) * found.together(size * MIB, 16 * MIB)[0] == pytest.approx(took * MS, rel=0.25)
 
 
+def test_sizes_that_are_latency_tell_nothing_of_queues(tmp_path):
+    found = table(tmp_path, {1 / 256: (4, 4), 0.25: (5, 6)})
+    assert found.together(MIB / 8, 16 * MIB)[0] == found.slowdown(MIB / 8)
+
+
 def test_the_large_one_yields_what_the_small_ones_send(tmp_path):
     """Ten of half a MiB made one of 16 MiB last 112 ms instead of 86."""
     found = table(tmp_path, MIXED)
