@@ -143,13 +143,13 @@ def test_a_host_that_is_too_small_is_no_place_for_a_model() -> None:
     assert one.cluster.host_memory_bytes == 0
     alone = found(one)
     assert alone.best is None
-    assert re.match(r"it fits on \d+ GPUs", alone.mend[0])
+    assert re.match(r"it fits on \d+\sGPUs", alone.mend[0])
     assert not any("offload" in text for text in alone.mend)
     allowed = found(replace(one, offload=("parameters", "activations")))
     assert allowed.best is None
     assert "of the host's memory" in next(miss for miss in allowed.misses if miss.reason == "memory").nearest
     large = found(replace(one, cluster=replace(one.cluster, host_memory_bytes=2 * 10**12)))
-    assert re.match(r"it fits on \d+ GPUs", large.mend[0])
+    assert re.match(r"it fits on \d+\sGPUs", large.mend[0])
     assert any("offload" in text and "1.80" in text for text in large.mend)
 
 
