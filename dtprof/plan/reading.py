@@ -16,6 +16,8 @@ from dtprof.plan.doctor import of_doctor
 from dtprof.plan.machines import NODES, gpu_called
 from dtprof.plan.spec import Cluster, Layout, Mla, Model, Moe, Offload, Positions
 
+# sizes of experts and of latent attention that may be 0
+_MAY_BE_NONE = ("shared", "dense_layers", "node_limit", "q_rank", "nope_dim", "rope_dim")
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?([\d.]+)\s*(g|t)(b(?:it|ps)?|B)(?:/s|ps)?", re.IGNORECASE)
 # default of one node
@@ -56,6 +58,8 @@ def model_of(table: object, where: str, folder: Path = Path()) -> Model:
         if key in known:
             inner = _table(known[key], where, f"model.{key}")
             _only(inner, kind, where, f"model.{key}")
+            for name, number in inner.items():
+                _whole(number, where, f"model.{key}.{name}", 0 if name in _MAY_BE_NONE else 1)
             known[key] = kind(**inner)
     start = {} if base is None else _fields(read_model(str(base), folder))
     values = {**start, **known}

@@ -156,3 +156,10 @@ def test_a_cluster_says_how_much_memory_its_hosts_have():
     assert cluster_of({"gpu": "H100 SXM", "gpus": 8}, "spec").host_memory_bytes == 0
     with pytest.raises(InputError, match="host_memory"):
         cluster_of({"gpu": "H100 SXM", "gpus": 8, "host_memory": "lots"}, "spec")
+
+
+@pytest.mark.parametrize(("key", "value"), [("node_limit", -3), ("top_k", 0), ("experts", -8), ("every", 0)])
+def test_sizes_of_experts_below_their_least_are_refused(key, value):
+    table = {"preset": "Mixtral 8x7B", "moe": {"experts": 8, "top_k": 2, "ffn": 14336, key: value}}
+    with pytest.raises(InputError, match=rf"model.moe.{key} = {value}"):
+        model_of(table, "spec")
