@@ -363,10 +363,11 @@ class Session:
             "limits": {"captured_steps": MAX_CAPTURED_STEPS, "jsonl_bytes": self._lines.cap_bytes if self._lines else None},
         }  # fmt: skip
         part = description.part_of(who, folder, extra)
-        folder.write_part(part)
+        folder.write_part(part, patient=ended)
         if who.rank == 0:
             knobs = {**self._knobs, **launched.knobs()}
-            folder.write_manifest(description.manifest_of(part, self._job, self._layout, knobs, states, own_cost))
+            manifest = description.manifest_of(part, self._job, self._layout, knobs, states, own_cost)
+            folder.write_manifest(manifest, patient=ended)
 
     def forget(self) -> None:
         """In a forked child: this process measures nothing and writes nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -15,6 +16,8 @@ from dtprof.session.identity import Identity
 
 RESERVE_BYTES = 64 << 10
 _STALE_S = 60.0
+# what other ranks were writing when the disk was full goes away again: pauses before another try
+_PAUSES_S = (0.1, 0.4, None)
 
 
 class PartFolder:
@@ -77,19 +80,29 @@ class PartFolder:
         """Give the reserved bytes back to the file system."""
         self._reserve.unlink(missing_ok=True)
 
-    def write_part(self, part: Part) -> None:
-        """Write part.json whole or not at all."""
-        _replace(self.path / "part.json", part)
+    def write_part(self, part: Part, *, patient: bool = False) -> None:
+        """Write part.json whole or not at all; ``patient``: wait a little for room on a full disk."""
+        _replace(self.path / "part.json", part, patient)
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Write RUN/manifest.json whole or not at all."""
-        _replace(self.out / "manifest.json", manifest)
+    def write_manifest(self, manifest: Manifest, *, patient: bool = False) -> None:
+        """Write RUN/manifest.json whole or not at all; ``patient`` as above."""
+        _replace(self.out / "manifest.json", manifest, patient)
 
 
-def _replace(path: Path, value: msgspec.Struct) -> None:
+def _replace(path: Path, value: msgspec.Struct, patient: bool) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
-    os.replace(temporary, path)
+    data = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    for pause_s in _PAUSES_S if patient else (None,):
+        try:
+            temporary.write_bytes(data)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if pause_s is None or error.errno != errno.ENOSPC:
+                raise
+            time.sleep(pause_s)
+        else:
+            os.replace(temporary, path)
+            return
 
 
 def describe(path: Path) -> Part | None:
