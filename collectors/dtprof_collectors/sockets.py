@@ -140,10 +140,11 @@ class SocketsCollector:
             self._thread.join(_JOIN_S)
         before = self._open
         self._find()
-        # what is closed by now keeps its last reading
-        self._open += tuple(one for one in before if one not in self._open)
         if self._kernel is not None:
             self._read(self._kernel)
+        # what is closed by now keeps its last reading
+        still = {id(one) for one in self._open}
+        self._open += tuple(one for one in before if id(one) not in still)
         self._tell()
 
     # -- the thread

@@ -26,7 +26,7 @@ from dtprof.session.folder import PartFolder, to_plain
 from dtprof.session.guard import Guard, caught
 from dtprof.session.identity import Identity, identify, run_key, versions
 from dtprof.session.meter import Meter
-from dtprof.session.phases import PhaseClock
+from dtprof.session.phases import MAX_EVENTS, PhaseClock
 from dtprof.session.windows import MAX_CAPTURED_STEPS as MAX_CAPTURED_STEPS
 from dtprof.session.windows import NOTHING, Windows
 from dtprof.session.windows import parse_capture as parse_capture
@@ -242,6 +242,8 @@ class Session:
             self._read(given, step, (("tokens", tokens, int), ("samples", samples, int), ("loss", loss, float)))
         told = self._kind(kind, step, called)
         phases = self._phases.take(entered)
+        if phases.is_full:
+            self._note(f"phases are not known of steps with more than {MAX_EVENTS // 2} ranges")
         input_ns = waited if calls else None
         self._write_line(rows.Ended(step, self._began, duration, captured, told, own_ns, input_ns, phases, given))
         if windows.changed or len(self.guard.failures) != self._written_failures or (called and _has_changed(called)):

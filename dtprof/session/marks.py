@@ -125,7 +125,7 @@ class Annotation:
         if self._was_open:
             stack = getattr(_open, "stack", None)
             if stack and stack[-1][0] is self:
-                _guard.call("annotate", "exit", -1, _end, *stack.pop())
+                _guard.call("annotate", "exit", -1, _end, *stack.pop()[1:])
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Use as a decorator."""
@@ -159,7 +159,7 @@ class Annotation:
             self._was_open = True
 
 
-def _end(_mark: Annotation, record: Any, domain: Any) -> None:
+def _end(record: Any, domain: Any) -> None:
     if domain is not None:
         domain.pop_range()
     if record is not None:

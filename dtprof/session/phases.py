@@ -26,6 +26,11 @@ class Taken(NamedTuple):
     thread: int
     now: int
 
+    @property
+    def is_full(self) -> bool:
+        """Were there more than are kept? Then nothing is known of the step's phases."""
+        return len(self.events) == MAX_EVENTS
+
 
 class PhaseClock:
     """Phases of one session in the thread that calls ``step()``; ``events`` is for the ranges to append to.
@@ -57,7 +62,7 @@ class PhaseClock:
     def spent(self, taken: Taken) -> dict[str, int]:
         """ns by phase of one step; a phase that is open goes on in the next. Steps come in their order, each once."""
         self._unread -= len(taken.events)
-        if taken.thread != self._thread or len(taken.events) == MAX_EVENTS:
+        if taken.thread != self._thread or taken.is_full:
             self._thread = taken.thread
             self._open.clear()
         ns: dict[str, int] = {}
@@ -68,7 +73,7 @@ class PhaseClock:
         for phase, found in self._open.items():
             ns[phase] = ns.get(phase, 0) + taken.now - found[1]
             found[1] = taken.now
-        return ns if len(taken.events) < MAX_EVENTS else {}
+        return {} if taken.is_full else ns
 
     def _hear(self, ns: dict[str, int], phase: str, begins: bool, at: int) -> None:
         found = self._open.get(phase)

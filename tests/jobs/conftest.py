@@ -16,6 +16,20 @@ import pytest
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
+@pytest.fixture(scope="session")
+def network_lab():
+    """Skip where this machine does not permit a network lab, or lacks its programs; whatever else is wrong fails."""
+    from dtprof.errors import InputError, MissingExtra
+    from dtprof_sample_jobs.lab.network import lab
+    from dtprof_sample_jobs.lab.spec import parse_lab
+
+    try:
+        with lab(parse_lab("rate=1gbit", ranks=2)):
+            pass
+    except (InputError, MissingExtra) as error:
+        pytest.skip(str(error))
+
+
 @dataclass
 class Rank:
     """What one process left."""

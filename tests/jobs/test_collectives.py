@@ -14,12 +14,9 @@ import torch
 
 import dtprof
 from dtprof.cli import main
-from dtprof.errors import DtprofError
 from dtprof_sample_jobs import collectives
 from dtprof_sample_jobs.collectives import OPS, TRACED, WARM_UP, Case, Team, blocks, check, parser
 from dtprof_sample_jobs.common.calibration import merge, names, sizes, table
-from dtprof_sample_jobs.lab.network import lab
-from dtprof_sample_jobs.lab.spec import parse_lab
 
 MODULE = "dtprof_sample_jobs.collectives"
 
@@ -213,18 +210,8 @@ def test_four_ranks_in_all_groups(run, tmp_path):
         assert {(row["n"], row["n_present"]) for row in found["all_gather", 1 << 20, group]} == {(n, n)}
 
 
-@pytest.fixture
-def permitted():
-    """Skip where the machine does not permit a lab."""
-    try:
-        with lab(parse_lab("rate=1gbit", ranks=2)):
-            pass
-    except DtprofError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.slow
-def test_the_report_sees_the_bandwidth_that_the_job_measured(permitted, tmp_path):
+def test_the_report_sees_the_bandwidth_that_the_job_measured(network_lab, tmp_path):
     """In a lab, where the network and not the machine's load decides; large sizes, within the job's own spread."""
     out = tmp_path / "run"
     ops = "all_reduce,all_gather,all_to_all"

@@ -11,10 +11,8 @@ pytest.importorskip("torch")
 
 import dtprof
 from dtprof.edits import parse_edits
-from dtprof.errors import DtprofError
 from dtprof.launch import construct
 from dtprof.model.whatif import what_if
-from dtprof_sample_jobs.lab.network import lab
 from dtprof_sample_jobs.lab.processes import run_ranks
 from dtprof_sample_jobs.lab.spec import parse_lab
 
@@ -61,15 +59,10 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory, scripts):
+def measured(network_lab, tmp_path_factory, scripts):
     """(the captured run, setting -> median seconds of its steps by turns)."""
     out = tmp_path_factory.mktemp("settings")
     spec = parse_lab("rate=1gbit,rtt=1ms", 2)
-    try:
-        with lab(spec):
-            pass
-    except DtprofError as error:
-        pytest.skip(str(error))
     (out / "emulation.toml").write_text(EMULATION)
     words = [sys.executable, str(scripts / "fsdp_settings.py"), str(out), str(out / "emulation.toml"), "20", *SETTINGS]
     assert run_ranks(spec, words, dict(os.environ, OMP_NUM_THREADS="1"), stdout=2) == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli import main
-from dtprof.errors import DtprofError, InputError, MissingExtra
+from dtprof.errors import InputError, MissingExtra
 from dtprof_sample_jobs.lab import keeper, network, processes
 from dtprof_sample_jobs.lab.keeper import NETNS, PREFIX, cgroups, lab_name, members, namespaces
 from dtprof_sample_jobs.lab.network import lab
@@ -33,13 +33,8 @@ CPU_LIMITS = any(os.access(own, os.W_OK) for version, own in keeper.cpu_cgroups(
 
 
 @pytest.fixture(scope="module")
-def permitted():
-    """Skip where the machine does not permit a lab; nothing may be there before, nothing after."""
-    try:
-        with lab(parse_lab("rtt=1ms", ranks=2)):
-            pass
-    except DtprofError as error:
-        pytest.skip(str(error))
+def permitted(network_lab):
+    """Nothing of a lab may be there before, nothing after."""
     assert left_behind() == []
     yield
     assert left_behind() == []

@@ -333,3 +333,16 @@ def test_the_layout_that_a_job_states_goes_to_the_manifest(tmp_path):
     assert manifest.mesh == layout["mesh"]
     assert manifest.coordinates == {"0": {"dp": 0, "pp": 0}, "1": {"dp": 1, "pp": 0}}
     assert manifest.groups == [{"backend": None, **groups[0]}]
+
+
+def test_a_step_with_too_many_ranges_has_no_phases_and_that_is_noted(tmp_path, monkeypatch):
+    monkeypatch.setattr("dtprof.session.phases.MAX_EVENTS", 6)
+    with dtprof.profile(tmp_path, collectors=[], capture=None) as prof:
+        for ranges in (1, 3, 2):
+            for _ in range(ranges):
+                with dtprof.annotate("forward"):
+                    pass
+            prof.step()
+    rows, _ = read_lines(tmp_path / "part00000" / "steps.jsonl")
+    assert [set(row.get("phases", ())) for row in rows] == [{"forward"}, set(), {"forward"}]
+    assert [n for n in part(tmp_path / "part00000").extra["notes"] if n.startswith("phases are not known")]
