@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.errors import InputError
+from dtprof.session.ports import between_machines
 
 _REMEDY = "give what dtprof doctor --json prints on a machine of the cluster"
 
@@ -36,6 +37,5 @@ def of_doctor(path: Path) -> dict[str, Any]:
     memory = [int(gpu["memory"]) for gpu in gpus if gpu.get("memory")]
     if memory:
         told["memory"] = f"{min(memory)} B"
-    ports = [one for one in network if ":" in str(one.get("name"))] or network
-    speed = sum(one.get("mbit_s") or 0 for one in ports)
-    return told | ({"inter": f"{speed / 8000:g} GB/s"} if speed else {})
+    speed = sum(between_machines(network))
+    return told | ({"inter": f"{speed:g} GB/s"} if speed else {})

@@ -26,7 +26,7 @@ Files
     RUN/part00000/part.json ``dtprof.run.Part``; its ``extra`` has run_key, started_ns, ended_ns (null while running or
                             killed), first_step, steps_done, capture [first, end] or null, collectors [{name, state: on |
                             off, facts, failure?, missing?}], failures [{name, hook, step, error}], notes [text],
-                            own_cost {fraction, low, high, steps} or null, versions, limits
+                            own_cost {fraction, low, high, steps} or null, network, versions, limits
     RUN/part00000/steps.jsonl one line per step: step, host_ts (Unix ns), host_dur (ns), captured (traced as a whole),
                             kind, own_ns, input_ns (waiting for input, where a loader is watched), and tokens,
                             samples, loss where given

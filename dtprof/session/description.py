@@ -11,6 +11,7 @@ from dtprof.protocols import Collector, Status
 from dtprof.run import Manifest, Part
 from dtprof.session.folder import PartFolder, to_plain
 from dtprof.session.identity import Identity, device_name, process_group, versions
+from dtprof.session.ports import of_this_machine
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ class Layout:
 
 
 def part_of(who: Identity, folder: PartFolder, extra: dict[str, Any]) -> Part:
-    """The part of this process."""
+    """The part of this process, with the machine's ports to the network."""
     return Part(
         ordinal=folder.ordinal, rank=who.rank, attempt=who.attempt, window=folder.window, world_size=who.world_size,
         host=who.host, pid=who.pid, device=device_name(), backend=who.backend, source=folder.path.name,
-        rank_from=who.rank_from + (f"; {who.conflict}" if who.conflict else ""), extra=extra,
+        rank_from=who.rank_from + (f"; {who.conflict}" if who.conflict else ""),
+        extra={**extra, "network": list(of_this_machine())},
     )  # fmt: skip
 
 

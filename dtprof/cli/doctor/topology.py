@@ -1,6 +1,6 @@
 """What this machine consists of, from /sys and /proc: sockets, cores, NUMA nodes, limits of the control group, adapters.
 
-Source: Linux, Documentation/admin-guide/cputopology.rst, cgroup-v2.rst, cgroup-v1/ and ABI/stable/sysfs-class-infiniband.
+Source: Linux, Documentation/admin-guide/cputopology.rst, cgroup-v2.rst, cgroup-v1/.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from dtprof.session.ports import ports
 
 ROOT = Path("/")
 
@@ -22,7 +24,7 @@ def of_machine(nvml: Mapping[str, Any], root: Path = ROOT) -> dict[str, Any]:
         "numa": numa(root),
         "gpus": list(nvml.get("gpus") or []),
         "gpu_pairs": list(nvml.get("pairs") or []),
-        "network": network(root),
+        "network": ports(root),
     }
 
 
@@ -114,19 +116,3 @@ def _up(base: Path, path: str) -> list[Path]:
         found.append(folder)
         folder = folder.parent
     return [*found, base]
-
-
-def network(root: Path) -> list[dict[str, Any]]:
-    """Interfaces that are up, without loopback, and InfiniBand ports: name, speed in Mb/s where it is stated."""
-    out = []
-    for folder in sorted((root / "sys/class/net").glob("*")):
-        if folder.name != "lo" and _text(folder / "operstate") == "up":
-            speed = _whole(folder / "speed")
-            out.append({"name": folder.name, "kind": "ethernet", "mbit_s": speed if speed and speed > 0 else None})
-    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        rate = (_text(port / "rate") or "").split()
-        speed = round(float(rate[0]) * 1000) if rate and rate[0].replace(".", "").isdigit() else None
-        name = f"{port.parent.parent.name}:{port.name}"
-        if "ACTIVE" in (_text(port / "state") or ""):
-            out.append({"name": name, "kind": (_text(port / "link_layer") or "InfiniBand").lower(), "mbit_s": speed})
-    return out

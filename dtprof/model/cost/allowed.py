@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dtprof.catalogue.hardware import gpu_of
 from dtprof.errors import InputError
+from dtprof.model.cost.between import line_between
 from dtprof.model.cost.expected import expected
 from dtprof.model.cost.table import from_calibration
 from dtprof.run import Part, Run
@@ -49,12 +50,15 @@ def allowed(run: Run, op: str, n: int, ranks: Collection[int]) -> Allowed | str:
     nodes = nodes_of(run, parts)
     if isinstance(nodes, str):
         return f"{nodes}: {MEASURE}"
-    tried = expected(op, 1, n, nodes, gpu)
+    between = line_between(run, parts, gpu) if nodes > 1 else None
+    if isinstance(between, str):
+        return f"the group spans {nodes} hosts, and {between}: {MEASURE}"
+    tried = expected(op, 1, n, nodes, gpu, between)
     if isinstance(tried, str):
         return f"{tried}: {MEASURE}"
 
     def range_ns(size: int) -> tuple[float, float]:
-        found = expected(op, size, n, nodes, gpu)
+        found = expected(op, size, n, nodes, gpu, between)
         assert not isinstance(found, str)
         return found.low_ns, found.high_ns
 

@@ -8,7 +8,7 @@ Where nothing was fitted the range begins at NCCL's own time and ends where the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtprof.catalogue.collectives import busbw_factor
 from dtprof.catalogue.hardware import PCIE_X16_GB_S, Gpu
@@ -39,6 +39,8 @@ class Fitted:
 FITTED = {80: Fitted(38.5, 2.97, 473.5, 1.036, 0.10), 70: Fitted(23.3, 3.08, None, 0.903, 0.10)}
 # elsewhere: how far measured times were seen to lie above NCCL's own
 _MORE, _MORE_NS = 1.25, 60e3
+# over nodes healthy groups were seen to take from so much less than NCCL's own to so much more, below and from a size on
+_LESS_BETWEEN, _MORE_BETWEEN, _LARGE_BETWEEN = 1.2, (5.0, 1.5), 16 * _MIB
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,14 @@ class Expectation:
         return (self.low_ns + self.high_ns) / 2
 
 
-def expected(op: str, size: int, ranks: int, nodes: int, gpu: Gpu) -> Expectation | str:
-    """What an operation of ``size`` bytes (nccl-tests' S) should take over ``ranks`` GPUs on ``nodes``; or why nobody knows."""
-    if nodes > 1:
+def expected(
+    op: str, size: int, ranks: int, nodes: int, gpu: Gpu, between: tuple[float, float] | None = None
+) -> Expectation | str:
+    """What an operation of ``size`` bytes (nccl-tests' S) should take over ``ranks`` GPUs on ``nodes``; or why nobody knows.
+
+    ``between``: GB/s of the line between nodes, the least and the most that it may be.
+    """
+    if nodes > 1 and between is None:
         return "the group spans several hosts, and what lies between them is not recorded"
     if op not in OPS:
         return f"what {op} should take is not modelled"
@@ -65,6 +72,8 @@ def expected(op: str, size: int, ranks: int, nodes: int, gpu: Gpu) -> Expectatio
     lines = lines_of(gpu, ranks)
     if factor is None or ranks < 2:
         return "one rank alone moves nothing"
+    if nodes > 1 and between is not None:
+        return _over_nodes(op, size, ranks, nodes, gpu, between)
     told = f"{gpu.name} ({gpu.source})"
     if gpu.capability is None:
         best = factor * size / max(lines)
@@ -73,6 +82,29 @@ def expected(op: str, size: int, ranks: int, nodes: int, gpu: Gpu) -> Expectatio
     fitted = gpu.capability in FITTED and gpu.fast is not None
     what = "measured all-reduces of its like" if fitted else "NCCL's own constants"
     return Expectation(min(t[0] for t in times), max(t[1] for t in times), f"{told} and {what}")
+
+
+def _over_nodes(op: str, size: int, ranks: int, nodes: int, gpu: Gpu, between: tuple[float, float]) -> Expectation | str:
+    if ranks % nodes:
+        return f"its {ranks} ranks are spread unevenly over {nodes} hosts"
+    least, most = between
+    # a lone rank on its host has no links inside
+    inside = lines_of(gpu, ranks // nodes) if ranks > nodes else between
+    low = _between(op, size, ranks, nodes, gpu, max(inside), most) / _LESS_BETWEEN
+    if op == "all_reduce" and nodes == 2:
+        # a tree over two nodes sends each byte once over the line between them
+        low = min(low, size / min(most, max(inside)))
+    more = _MORE_BETWEEN[size >= _LARGE_BETWEEN]
+    high = _between(op, size, ranks, nodes, gpu, min(inside), least) * more + _MORE_NS
+    rates = f"{most:.3g}" if most < 1.02 * least else f"{least:.3g} to {most:.3g}"
+    return Expectation(low, high, f"{rates} GB/s that the ports between its {nodes} hosts have, and NCCL's own constants")
+
+
+def _between(op: str, size: int, ranks: int, nodes: int, gpu: Gpu, inside: float, between: float) -> float:
+    if gpu.capability is None:
+        return (busbw_factor(op, ranks) or 1.0) * size / min(inside, between)
+    links = replace(links_of(gpu, gpu.capability, inside), between_gb_s=between)
+    return time_ns(op, size, ranks, nodes, links)
 
 
 def lines_of(gpu: Gpu, ranks: int) -> tuple[float, ...]:

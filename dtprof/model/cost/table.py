@@ -26,7 +26,7 @@ _SHARING = (1.4, 2.0)
 # sharing factors that explain the operations of a run as well as the best one, but for so much of their time, may hold as well
 _AS_GOOD = 0.01
 # the most that handing over one collective was seen to cost, where it was not measured
-MOST_PER_OP_NS = 6e5
+_MOST_PER_OP_NS = 6e5
 # sharing cannot make two operations faster than one, nor slower than one after the other
 _LEAST_SHARE, _MOST_SHARE = 1.0, 2.0
 
@@ -59,7 +59,7 @@ class CostTable:
             size = self.sizes[-1:]
             out += [replace(self, shared_sizes=size, shared=np.array([factor])) for factor in _SHARING]
         if self.per_op is None:
-            out.append(replace(self, per_op=MOST_PER_OP_NS))
+            out.append(replace(self, per_op=_MOST_PER_OP_NS))
         return out
 
     def alone(self, size: float) -> float:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from dtprof import intervals
-from dtprof.model.cost import MOST_PER_OP_NS, CostTable, from_spans
+from dtprof.model.cost import CostTable, from_spans
 from dtprof.model.ddp.buckets import Caps, assign
 from dtprof.model.ddp.gloo import RankWork, StepTimes, simulate
 from dtprof.model.ddp.observe import Floats, RankStep, Seen
@@ -18,12 +18,14 @@ from dtprof.model.ddp.observe import Floats, RankStep, Seen
 _SLOWEST_COPY = 5.0
 # computing does not slow a transfer more than this on any machine that was seen
 _MOST_BUSY = 3.0
-# ns of the computing thread that a byte costs which gloo moves meanwhile: copying and adding take the core, or its caches.
-# Measured with two ranks on two cores (benchmarks/buckets.py, s_uniform); a rank with cores to spare loses less
-_CPU_PER_BYTE = 0.43
+# ns of the computing thread that a byte costs which gloo moves meanwhile (copying and adding take the core, or its caches), and
+# how much of itself computing loses at most. From two and four ranks on two cores; a rank with cores to spare loses less
+_CPU_PER_BYTE, _MOST_DRAG = 1.6, 0.25
 # what a predicted change was off by, as a share of the step: with this, nine of ten of 79 bucket sizes in ten networks were
 # inside their intervals (docs/predict.md)
 _MODEL_ERROR = 0.04
+# what a collective may cost the computing thread more than was measured, ns: with it, advised sizes were best (docs/predict.md)
+_CAUTION_NS = 4.5e5
 # of the width of the interval: how sure one wants to be (95%, normal)
 _SIGMAS = 1.96
 
@@ -49,7 +51,7 @@ class Change:
 class Prediction:
     """A step under a change, ns: value, interval, and what it rests on. Errors and fractions are ratios.
 
-    ``cautious_ns``: the step where every collective costs the computing thread as much more as one was ever seen to.
+    ``cautious_ns``: the step where every collective costs the computing thread 0.45 ms more than was measured.
     """
 
     step_ns: float
@@ -85,7 +87,8 @@ class DdpModel:
         """By how much of itself computing takes longer while something moves: what a rank moves per ns costs CPU time."""
         largest = float(cost.sizes[-1])
         time = cost.alone(largest)
-        return self.cpu_per_byte * largest * 2 * (self.seen.n - 1) / self.seen.n / time if time > 0 else 0.0
+        moved = largest * 2 * (self.seen.n - 1) / self.seen.n
+        return min(self.cpu_per_byte * moved / time, _MOST_DRAG) if time > 0 else 0.0
 
     def _work(self, rank: RankStep, ranks: Sequence[RankStep], times: Floats) -> RankWork:
         """Take out of a measured step what its own collectives put in; ``times``: when its gradients are ready."""
@@ -164,7 +167,7 @@ class DdpModel:
 
     @cached_property
     def _cautious(self) -> DdpModel:
-        seen = replace(self.seen, handover_ns=self.per_op + MOST_PER_OP_NS)
+        seen = replace(self.seen, handover_ns=self.per_op + _CAUTION_NS)
         return DdpModel(seen, self.cost, (self.busy, self.extra), self.cpu_per_byte)
 
     @cached_property

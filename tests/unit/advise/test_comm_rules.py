@@ -84,7 +84,7 @@ class TestBandwidth:
         [
             ({"device": "NVIDIA Unheard-of"}, "the catalogue has no NVIDIA Unheard-of"),
             ({"device": None}, "which devices the group has is not recorded"),
-            ({"hosts": ["a"] * 4 + ["b"] * 4}, "several hosts"),
+            ({"hosts": ["a"] * 4 + ["b"] * 4}, "the group spans 2 hosts, and the ports of a are not recorded"),
             ({"hosts": [None] * 8}, "on which hosts its ranks ran is not recorded"),
             ({"present": (0, 1, 2)}, "fewer than 3 operations"),
         ],
@@ -94,6 +94,15 @@ class TestBandwidth:
         (found,) = reached(study_of(run)).values()
         assert reason in found
         assert "comm.bandwidth" not in by_rule(run)
+
+    @pytest.mark.parametrize(("gb_s", "slow"), [(92, False), (60, False), (12, True)])
+    def test_hosts_are_held_against_their_ports(self, gb_s, slow):
+        run = job(8, all_reduces(gb_s), hosts=["a"] * 4 + ["b"] * 4)
+        for part in run.parts:
+            part.extra = {"network": [{"name": f"mlx5_{at}:1", "kind": "infiniband", "mbit_s": 200_000} for at in range(4)]}
+        (found,) = reached(study_of(run)).values()
+        assert "100 GB/s that the ports between its 2 hosts have" in found.source
+        assert ("comm.bandwidth" in by_rule(run)) == slow
 
     def test_small_operations_say_nothing_of_bandwidth(self):
         (found,) = reached(study_of(job(8, all_reduces(1, size=64 * 1024, count=20)))).values()

@@ -249,6 +249,9 @@ def machine_of(root):
     write("sys/class/net/lo/operstate", "up")
     write("sys/class/net/eth0/operstate", "up")
     write("sys/class/net/eth0/speed", "100000")
+    write("sys/class/net/eth0/device/vendor", "0x15b3")
+    write("sys/class/net/bond0/operstate", "up")
+    write("sys/class/net/bond0/speed", "-1")
     write("sys/class/net/eth1/operstate", "down")
     write("sys/class/infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)")
     write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
@@ -264,8 +267,9 @@ def test_topology(tmp_path):
     assert found["memory_bytes"] == 2 << 20
     assert found["numa"][1] == {"node": 1, "cpus": "2-3", "memory_bytes": 1 << 20}
     assert found["network"] == [
-        {"name": "eth0", "kind": "ethernet", "mbit_s": 100000},
-        {"name": "mlx5_0:1", "kind": "infiniband", "mbit_s": 400000},
+        {"name": "bond0", "kind": "ethernet", "mbit_s": None, "physical": False},
+        {"name": "eth0", "kind": "ethernet", "mbit_s": 100000, "physical": True},
+        {"name": "mlx5_0:1", "kind": "infiniband", "mbit_s": 400000, "physical": True},
     ]
     assert found["limits"] == {"cores": None, "memory_bytes": None}
 
