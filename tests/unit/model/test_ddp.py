@@ -157,7 +157,8 @@ COST = line(alpha=1 * MS, per_mib=6 * MS, slowdown=1.6, per_op=0.3 * MS)
 
 def drag_of(cost):
     """What computing loses beside transfers on that network: 1.6 ns per byte, but no more than a quarter of itself."""
-    return min(1.6 * 64 * MIB / cost.alone(64 * MIB), 0.25)
+    took = cost.alone(64 * MIB)
+    return min(1.6 * 64 * MIB / took, 0.25) if took else 0.0
 
 
 DRAG = drag_of(COST)
