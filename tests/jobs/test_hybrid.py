@@ -186,7 +186,8 @@ def link_time(run, ranks):
 @pytest.mark.slow
 def test_tensor_parallelism_across_hosts_takes_its_bytes_over_the_rate(network_lab, tmp_path):
     """What a host sends: for each of its two ranks the whole of a reduce-scatter, the rank's part of an all-gather."""
-    b, s, d, v, rate = 32, 256, 64, 64, 200e6
+    # of 200 Mb/s gloo's large all-reduces of two ranks get 191: the job collectives measures that
+    b, s, d, v, rate = 32, 256, 64, 64, 191e6
     size = f"--dp 2 --tp 2 --pp 1 --layers 1 --dim {d} --seq {s} --batch {b} --vocabulary {v} --microbatches 1"
     words = [*size.split(), "--steps", "5", "--capture", "1:4", "--lab", "hosts=2,rate=200mbit", "--ranks", "4"]
     between = b * s * d * 4
