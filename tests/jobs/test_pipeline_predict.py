@@ -14,7 +14,7 @@ from dtprof.model.whatif import what_if
 MICRO = 8
 LIMIT = 0.05
 # four times as many passes, each a quarter as long: what a layer costs beside its work does not shrink with it
-SHORT, SHORT_LIMIT = ("interleaved", 16), 0.10
+SHORT, SHORT_LIMIT = ("interleaved", 16), 0.08
 EMULATION = """
 width_bytes = 4096
 [[layers]]
@@ -56,10 +56,16 @@ def test_other_schedules_last_as_predicted_from_1f1b(run, tmp_path, ranks):
     base = measured(run, tmp_path, ranks, "1f1b", MICRO, steps=13, capture="8:11")
     _, untraced = typical_step(base, base.parts, 0.0)
     assert untraced >= 5
+    # a run of one command differs from the next by several percent: each is measured twice, in turns
+    truths = {change: [] for change in CHANGES}
+    for again in range(2):
+        for schedule, micro in CHANGES:
+            (folder := tmp_path / f"{again}").mkdir(exist_ok=True)
+            truths[schedule, micro].append(step_ns(measured(run, folder, ranks, schedule, micro)))
     errors = {}
     for (schedule, micro), edits in CHANGES.items():
         found = what_if(base, parse_edits(edits))
-        truth = step_ns(measured(run, tmp_path, ranks, schedule, micro))
+        truth = statistics.mean(truths[schedule, micro])
         assert found.predicted_ns is not None, found.withheld
         errors[schedule, micro] = error = found.predicted_ns / truth - 1
         inside = found.low_ns <= truth <= found.high_ns
