@@ -129,9 +129,13 @@ class DdpModel:
         return times.length + (change.accumulate - 1) * max(self._unreduced(work) for work in works)
 
     def _unreduced(self, work: RankWork) -> float:
-        """Forward and backward pass without reduction: nothing is copied or handed over, ns."""
+        """Forward and backward pass without reduction, ns: nothing is copied or handed over.
+
+        But it adds its gradients to those of the pass before (the first one leaves that to the last): a copy's time.
+        """
         last = int(np.argmax(work.ready))
-        return float(work.ready[last]) - work.copy * (sum(self.seen.sizes) - self.seen.sizes[last])
+        copied = sum(self.seen.sizes) - self.seen.sizes[last]
+        return float(work.ready[last]) - work.copy * copied + work.copy * sum(self.seen.sizes)
 
     @property
     def replay_errors(self) -> list[float]:
