@@ -186,8 +186,8 @@ def link_time(run, ranks):
 @pytest.mark.slow
 def test_tensor_parallelism_across_hosts_takes_its_bytes_over_the_rate(network_lab, tmp_path):
     """What a host sends: for each of its two ranks the whole of a reduce-scatter, the rank's part of an all-gather."""
-    # of 200 Mb/s gloo's large all-reduces of two ranks get 191: the job collectives measures that
-    b, s, d, v, rate = 32, 256, 64, 64, 191e6
+    # of 200 Mb/s one all-reduce of 4 MiB over two ranks gets 198.4, by the job collectives
+    b, s, d, v, rate = 32, 256, 64, 64, 198.4e6
     size = f"--dp 2 --tp 2 --pp 1 --layers 1 --dim {d} --seq {s} --batch {b} --vocabulary {v} --microbatches 1"
     words = [*size.split(), "--steps", "5", "--capture", "1:4", "--lab", "hosts=2,rate=200mbit", "--ranks", "4"]
     between = b * s * d * 4
@@ -202,5 +202,6 @@ def test_tensor_parallelism_across_hosts_takes_its_bytes_over_the_rate(network_l
         took[name] = link_time(dtprof.open_run(out), {0, 1})
     print(f"{took} ms, truth {truth:.1f} ms")
     # near, in the host's memory, the same operations take the time of copying and adding, which they take far away as well
-    assert took["far"] - took["near"] == pytest.approx(truth, rel=0.1)
+    # (what 18 operations per direction need beside their bytes, 6 to 9% where it was measured, is no part of the truth)
+    assert took["far"] - took["near"] == pytest.approx(truth, rel=0.12)
     assert took["near"] < truth / 4
