@@ -65,6 +65,6 @@ def _links(run: Run, most: bool) -> Links | str:
     if isinstance(nodes, str):
         return f"{nodes}, and NCCL's model needs it"
     if nodes > 1:
-        return "the ranks are on several hosts, and what lies between them is not recorded"
+        return "the ranks are on several hosts, and this edit is modelled within one only"
     lines = lines_of(gpu, len(run.parts))
     return links_of(gpu, gpu.capability, min(lines) if most else max(lines))

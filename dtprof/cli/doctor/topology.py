@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dtprof.session.ports import ports
-
-ROOT = Path("/")
+from dtprof.session.ports import ROOT, ports, text_of
 
 
 def of_machine(nvml: Mapping[str, Any], root: Path = ROOT) -> dict[str, Any]:
@@ -28,15 +26,8 @@ def of_machine(nvml: Mapping[str, Any], root: Path = ROOT) -> dict[str, Any]:
     }
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None
-
-
 def _whole(path: Path) -> int | None:
-    text = _text(path)
+    text = text_of(path)
     return int(text) if text and text.lstrip("-").isdigit() else None
 
 
@@ -45,7 +36,7 @@ def cpu(root: Path) -> dict[str, Any]:
     places = [p / "topology" for p in (root / "sys/devices/system/cpu").glob("cpu[0-9]*")]
     cores = {(_whole(p / "physical_package_id"), _whole(p / "core_id")) for p in places} - {(None, None)}
     model = None
-    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
+    for line in (text_of(root / "proc/cpuinfo") or "").splitlines():
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
@@ -59,7 +50,7 @@ def cpu(root: Path) -> dict[str, Any]:
 
 
 def _memory(root: Path) -> int | None:
-    for line in (_text(root / "proc/meminfo") or "").splitlines():
+    for line in (text_of(root / "proc/meminfo") or "").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
     return None
@@ -69,10 +60,10 @@ def numa(root: Path) -> list[dict[str, Any]]:
     """NUMA nodes with their processors and memory."""
     nodes = []
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        total = next((line.split() for line in (_text(folder / "meminfo") or "").splitlines() if "MemTotal" in line), None)
+        total = next((line.split() for line in (text_of(folder / "meminfo") or "").splitlines() if "MemTotal" in line), None)
         nodes.append({
             "node": int(folder.name[4:]),
-            "cpus": _text(folder / "cpulist"),
+            "cpus": text_of(folder / "cpulist"),
             "memory_bytes": int(total[3]) * 1024 if total else None,
         })  # fmt: skip
     return sorted(nodes, key=lambda node: node["node"])
@@ -84,7 +75,7 @@ def limits(root: Path) -> dict[str, float | int | None]:
     cores: list[float] = []
     memory: list[int] = []
     for folder in _up(root / "sys/fs/cgroup", groups.get("", "/")):
-        quota = (_text(folder / "cpu.max") or "").split()
+        quota = (text_of(folder / "cpu.max") or "").split()
         if len(quota) == 2 and quota[0].isdigit():
             cores.append(int(quota[0]) / int(quota[1]))
         memory += [found] if (found := _whole(folder / "memory.max")) is not None else []
@@ -102,7 +93,7 @@ def limits(root: Path) -> dict[str, float | int | None]:
 def _groups(root: Path) -> list[tuple[str, str]]:
     """(controller, path) of this process; the controller of version 2 is empty."""
     out = []
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (text_of(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         out += [(name, path) for name in controllers.split(",")]
     return out
